@@ -1,0 +1,185 @@
+"""Every config key: one line of type and default, one of doc, grouped by the part that takes it.
+
+Names and meanings are MaxText's wherever MaxText has the key.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from maxlite.config.fields import Float, Int, Section, key
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class RunConfig(Section):
+    """The run: what it is called, where it lives, how long it is."""
+
+    run_name: str = key("", "name of the run; its directory is base_output_directory/run_name", min_length=1)
+    base_output_directory: str = key("runs", "parent of all run directories; a path or gs:// URL", min_length=1)
+    base_config: str | None = key(None, "YAML file read before this one; relative to the file that names it")
+    model_name: str | None = key(None, "preset of model keys: a file configs/models/<model_name>.yml")
+    steps: Int = key(10_000, "optimizer updates in the whole run", "steps", ge=1)
+    init_weights_seed: Int = key(0, "seed of the initial weights", ge=0, lt=2**32)
+    jax_cache_dir: str | None = key(None, "directory of compiled programs kept between runs; null: none kept")
+
+
+class ModelConfig(Section):
+    """The network, and how it is computed."""
+
+    base_emb_dim: Int = key(2048, "width of the residual stream", ge=1)
+    base_num_query_heads: Int = key(16, "attention query heads", ge=1)
+    base_num_kv_heads: Int = key(16, "attention key and value heads; fewer than query heads: grouped", ge=1)
+    base_mlp_dim: Int = key(7168, "hidden width of the SwiGLU block", ge=1)
+    base_num_decoder_layers: Int = key(16, "decoder layers", ge=1)
+    head_dim: Int = key(128, "width of one attention head; even, for RoPE", ge=2, multiple_of=2)
+    vocab_size: Int = key(32_000, "rows of the embedding; at least the tokenizer's pieces", ge=2)
+    logits_via_embedding: bool = key(False, "tie the output head to the token embedding")
+    attention_bias: bool = key(False, "biases on the query, key, value and output projections")
+    mlp_bias: bool = key(False, "biases on the three SwiGLU projections")
+    normalization_layer_epsilon: Float = key(1e-5, "epsilon of RMSNorm", gt=0)
+    rope_max_timescale: Float = key(10_000.0, "RoPE theta", gt=0)
+    rope_type: Literal["default", "llama3.1"] = key("default", "RoPE frequencies: plain, or scaled as in Llama 3.1")
+    rope_factor: Float = key(8.0, "llama3.1: division of the lowest RoPE frequencies", ge=1)
+    rope_low_freq_factor: Float = key(1.0, "llama3.1: wavelengths over original/this are divided", gt=0)
+    rope_high_freq_factor: Float = key(4.0, "llama3.1: wavelengths under original/this are kept", gt=0)
+    original_max_position_embeddings: Int = key(8192, "llama3.1: context before the scaling", "tokens", ge=1)
+    weight_dtype: DType = key("float32", "dtype of the master weights")
+    dtype: DType = key("bfloat16", "dtype of activations and matrix products; norms, softmax, loss: float32")
+    attention: Literal["autoselected", "dot_product", "flash", "cudnn_flash_jax"] = key(
+        "autoselected", "attention kernel: XLA, splash attention (TPU), cuDNN (GPU), or picked by device"
+    )
+    scan_layers: bool = key(True, "one compiled layer body for all layers; the numbers do not depend on it")
+    remat_policy: Literal["full", "minimal", "save_qkv_proj", "save_dot_except_mlp", "none"] = key(
+        "full", "what the backward pass recomputes; none: keeps every activation"
+    )
+    loss_chunk_size: Int = key(0, "tokens whose logits exist at once; 0: all of them", "tokens", ge=0)
+    z_loss_multiplier: Float = key(0.0, "weight of the squared log-normaliser in the loss", ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.base_num_query_heads % self.base_num_kv_heads:
+            raise ValueError(
+                f"base_num_query_heads={self.base_num_query_heads} is not a multiple of "
+                f"base_num_kv_heads={self.base_num_kv_heads}"
+            )
+        if self.rope_type == "llama3.1" and self.rope_high_freq_factor <= self.rope_low_freq_factor:
+            raise ValueError("rope_high_freq_factor must be greater than rope_low_freq_factor")
+        return self
+
+
+class ParallelConfig(Section):
+    """The device mesh."""
+
+    ici_data_parallelism: Int = key(1, "devices that each hold all weights; -1: what is left", ge=-1)
+    ici_fsdp_parallelism: Int = key(-1, "devices that share weights and batch; -1: what is left", ge=-1)
+    ici_tensor_parallelism: Int = key(1, "devices that share each layer's heads and MLP; -1: what is left", ge=-1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        sizes = {name: getattr(self, name) for name in type(self).model_fields}
+        zero = [name for name, size in sizes.items() if size == 0]
+        if zero:
+            raise ValueError(f"{', '.join(zero)}: 0 devices; 1 means not used, -1 means what is left")
+        fill = [name for name, size in sizes.items() if size == -1]
+        if len(fill) > 1:
+            raise ValueError(f"only one key may be -1 (what is left), here: {', '.join(fill)}")
+        return self
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its learning rate."""
+
+    opt_type: Literal["adamw", "adafactor", "lion", "sgd", "muon"] = key("adamw", "optax optimizer")
+    learning_rate: Float = key(3e-4, "peak learning rate", ge=0)
+    lr_schedule_type: Literal["cosine", "wsd", "linear", "constant"] = key("cosine", "shape after the warm-up")
+    learning_rate_schedule_steps: Int = key(-1, "length of the schedule; -1: steps", "steps", ge=-1)
+    warmup_steps_fraction: Float = key(0.1, "share of the schedule spent rising from 0", ge=0, le=1)
+    wsd_decay_steps_fraction: Float = key(0.1, "wsd: share of the schedule spent falling at its end", ge=0, le=1)
+    learning_rate_final_fraction: Float = key(0.1, "final learning rate as a share of the peak", ge=0, le=1)
+    gradient_clipping_threshold: Float = key(1.0, "largest global gradient norm; 0: no clipping", ge=0)
+    gradient_accumulation_steps: Int = key(1, "micro-batches per optimizer update", ge=1)
+    adam_b1: Float = key(0.9, "decay of the first moment (adamw, lion, muon's adamw)", ge=0, lt=1)
+    adam_b2: Float = key(0.95, "decay of the second moment (adamw, lion, muon's adamw)", ge=0, lt=1)
+    adam_eps: Float = key(1e-8, "added to the root of the second moment", gt=0)
+    adam_weight_decay: Float = key(0.1, "decoupled weight decay", ge=0)
+    weight_decay_norms_and_embeddings: bool = key(False, "decay norms, biases and embeddings too")
+    mu_dtype: DType | None = key(None, "dtype of the first moment; null: weight_dtype")
+    momentum: Float = key(0.9, "sgd: momentum", ge=0, lt=1)
+    muon_beta: Float = key(0.95, "muon: momentum", ge=0, lt=1)
+    on_nonfinite: Literal["stop", "skip"] = key(
+        "stop", "non-finite loss or gradient: stop with exit 4, or skip that update and go on"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.learning_rate_schedule_steps == 0:
+            raise ValueError("learning_rate_schedule_steps=0: give a length, or -1 for steps")
+        total = self.warmup_steps_fraction + self.wsd_decay_steps_fraction
+        if self.lr_schedule_type == "wsd" and total > 1:
+            raise ValueError(f"warmup_steps_fraction + wsd_decay_steps_fraction = {total:g}, more than the schedule")
+        return self
+
+
+class DataConfig(Section):
+    """Where tokens come from and how they become batches."""
+
+    dataset_type: Literal["text", "synthetic"] = key("text", "text: documents from text_files; synthetic: random ids")
+    text_files: list[str] = key(
+        ["corpus:sotu", "corpus:shakespeare"],
+        "documents: .txt, .jsonl, .jsonl.xz, .jsonl.gz, globs, or a bundled corpus:sotu, corpus:shakespeare",
+        min_length=1,
+    )
+    eval_text_files: list[str] = key([], "held-out documents; empty: eval_fraction of text_files' documents")
+    eval_fraction: Float = key(0.05, "share of the documents held out for evaluation, whole documents", ge=0, lt=1)
+    text_column: str = key("text", "jsonl: the field that holds a document's text", min_length=1)
+    tokenizer_type: Literal["sentencepiece", "huggingface", "byte"] = key("sentencepiece", "kind of tokenizer")
+    tokenizer_path: str | None = key(None, "tokenizer file (.model or tokenizer.json); null: the bundled one")
+    data_cache_directory: str = key("~/.cache/maxlite", "where tokenised text is kept between runs", min_length=1)
+    max_target_length: Int = key(2048, "length of one training sequence", "tokens", ge=1)
+    per_device_batch_size: Float = key(8.0, "sequences per device and micro-batch; may be under 1", gt=0)
+    eval_per_device_batch_size: Float = key(0.0, "the same for evaluation; 0: per_device_batch_size", ge=0)
+    data_shuffle_seed: Int = key(0, "seed of the order of training sequences", ge=0, lt=2**32)
+    enable_data_shuffling: bool = key(True, "shuffle training sequences anew every epoch")
+
+
+class CheckpointConfig(Section):
+    """When the run is saved and what is kept."""
+
+    enable_checkpointing: bool = key(True, "save checkpoints at all")
+    async_checkpointing: bool = key(True, "write in the background while training goes on")
+    enable_continuous_checkpointing: bool = key(False, "start the next save as soon as the last one is committed")
+    continuous_checkpointing_minimum_interval_secs: Float = key(
+        0.0, "continuous: least time between the starts of two saves", "seconds", ge=0
+    )
+    checkpoint_period: Int = key(1000, "steps between two saves when not continuous", "steps", ge=1)
+    save_checkpoint_on_start: bool = key(False, "save the initial state, step 0")
+    save_checkpoint_on_completion: bool = key(True, "save the state after the last step")
+    max_num_checkpoints_to_keep: Int = key(10, "newest checkpoints kept", ge=1)
+    checkpoint_timeout_seconds: Float = key(1200.0, "longest a save may take before it has failed", "seconds", gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.enable_checkpointing and self.enable_continuous_checkpointing and not self.async_checkpointing:
+            raise ValueError(
+                "enable_continuous_checkpointing=true with async_checkpointing=false would stop training for a "
+                "save at every step; set async_checkpointing=true, or use checkpoint_period"
+            )
+        return self
+
+
+class TelemetryConfig(Section):
+    """What is measured and shown."""
+
+    log_period: Int = key(10, "steps between two log lines", "steps", ge=1)
+    eval_interval: Int = key(-1, "steps between two evaluations; -1: only after the last step", "steps", ge=-1)
+    eval_steps: Int = key(-1, "held-out batches per evaluation; -1: all of them, 0: no evaluation", ge=-1)
+    enable_tensorboard: bool = key(False, "write TensorBoard files too (extra: tensorboard)")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.eval_interval == 0:
+            raise ValueError("eval_interval=0: give a number of steps, or -1 for only after the last step")
+        return self
