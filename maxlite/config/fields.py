@@ -18,8 +18,8 @@ NULL_WORDS = frozenset({"null", "none", "~", ""})
 
 def key(default: Any, doc: str, unit: str = "", **limits: Any) -> Any:
     """One config key: its default, its doc, the unit of its value, and pydantic's limits (`ge=`, `gt=`, ...)."""
-    extra = {"unit": unit} if unit else None
-    return Field(default, description=doc, json_schema_extra=extra, **limits)
+    options: dict[str, Any] = {"json_schema_extra": {"unit": unit} if unit else None, **limits}
+    return Field(default, description=doc, **options)
 
 
 def _whole_number(value: object) -> object:
