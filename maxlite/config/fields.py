@@ -1,4 +1,4 @@
-"""What a config section is made of: the base class, the one-line field, and the lax number types.
+"""What a config section is made of: the base class, the one-line key, and what its type accepts.
 
 Every value arrives as text, from YAML, the environment and the command line alike, and is converted by
 the type of its key. So `run_name: 123` is a string, `steps: 1e3` a whole number, and `remat_policy: none`
@@ -13,8 +13,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-NULL_WORDS = frozenset({"null", "none", "~", ""})
-
 
 def key(default: Any, doc: str, unit: str = "", **limits: Any) -> Any:
     """One config key: its default, its doc, the unit of its value, and pydantic's limits (`ge=`, `gt=`, ...)."""
@@ -24,18 +22,24 @@ def key(default: Any, doc: str, unit: str = "", **limits: Any) -> Any:
 
 def _whole_number(value: object) -> object:
     """`1e3` and `2_000.0` are whole numbers to a person, not to `int()`."""
-    if isinstance(value, str):
+    if isinstance(value, str) and any(mark in value for mark in ".eE"):
         try:
             number = float(value)
         except ValueError:
             return value
-        if number.is_integer() and not value.strip().lstrip("+-").replace("_", "").isdecimal():
+        if number.is_integer():
             return int(number)
     return value
 
 
-Int = Annotated[int, BeforeValidator(_whole_number)]
-Float = float
+# Steps and token ids are int32 on the device, so no count in a config can be larger.
+Int = Annotated[int, BeforeValidator(_whole_number), Field(le=2**31 - 1)]
+Seed = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, lt=2**32)]
+
+
+def is_null(value: object) -> bool:
+    """Whether a value as written means null."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in ("null", "none", "~", ""))
 
 
 def accepts_none(annotation: object) -> bool:
@@ -43,11 +47,24 @@ def accepts_none(annotation: object) -> bool:
     return type(None) in typing.get_args(annotation)
 
 
-def is_list(annotation: object) -> bool:
+def holds_list(annotation: object) -> bool:
     """Whether a key holds a list."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return any(is_list(arg) for arg in typing.get_args(annotation))
-    return typing.get_origin(annotation) in (list, tuple)
+    return typing.get_origin(annotation) is list
+
+
+def type_name(annotation: object) -> str:
+    """The type of a key in words: `whole number`, `adamw | lion`, `text or null`."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if arg is type(None) else type_name(arg) for arg in args)
+    if origin is typing.Literal:
+        return " | ".join(str(arg) for arg in args)
+    if origin is Annotated:
+        return type_name(args[0])
+    if origin is list:
+        return f"list of {type_name(args[0])}"
+    names: dict[object, str] = {bool: "true | false", int: "whole number", float: "number", str: "text"}
+    return names[annotation]
 
 
 class Section(BaseModel):

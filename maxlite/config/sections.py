@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from maxlite.config.fields import Float, Int, Section, key
+from maxlite.config.fields import Int, Section, Seed, key
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -22,8 +22,15 @@ class RunConfig(Section):
     base_config: str | None = key(None, "YAML file read before this one; relative to the file that names it")
     model_name: str | None = key(None, "preset of model keys: a file configs/models/<model_name>.yml")
     steps: Int = key(10_000, "optimizer updates in the whole run", "steps", ge=1)
-    init_weights_seed: Int = key(0, "seed of the initial weights", ge=0, lt=2**32)
+    init_weights_seed: Seed = key(0, "seed of the initial weights")
     jax_cache_dir: str | None = key(None, "directory of compiled programs kept between runs; null: none kept")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parts = self.run_name.split("/")
+        if not self.run_name.isprintable() or not all(part.strip(". ") for part in parts):
+            raise ValueError(f"run_name={self.run_name!r} cannot name a directory")
+        return self
 
 
 class ModelConfig(Section):
@@ -39,12 +46,12 @@ class ModelConfig(Section):
     logits_via_embedding: bool = key(False, "tie the output head to the token embedding")
     attention_bias: bool = key(False, "biases on the query, key, value and output projections")
     mlp_bias: bool = key(False, "biases on the three SwiGLU projections")
-    normalization_layer_epsilon: Float = key(1e-5, "epsilon of RMSNorm", gt=0)
-    rope_max_timescale: Float = key(10_000.0, "RoPE theta", gt=0)
+    normalization_layer_epsilon: float = key(1e-5, "epsilon of RMSNorm", gt=0)
+    rope_max_timescale: float = key(10_000.0, "RoPE theta", gt=0)
     rope_type: Literal["default", "llama3.1"] = key("default", "RoPE frequencies: plain, or scaled as in Llama 3.1")
-    rope_factor: Float = key(8.0, "llama3.1: division of the lowest RoPE frequencies", ge=1)
-    rope_low_freq_factor: Float = key(1.0, "llama3.1: wavelengths over original/this are divided", gt=0)
-    rope_high_freq_factor: Float = key(4.0, "llama3.1: wavelengths under original/this are kept", gt=0)
+    rope_factor: float = key(8.0, "llama3.1: division of the lowest RoPE frequencies", ge=1)
+    rope_low_freq_factor: float = key(1.0, "llama3.1: wavelengths over original/this are divided", gt=0)
+    rope_high_freq_factor: float = key(4.0, "llama3.1: wavelengths under original/this are kept", gt=0)
     original_max_position_embeddings: Int = key(8192, "llama3.1: context before the scaling", "tokens", ge=1)
     weight_dtype: DType = key("float32", "dtype of the master weights")
     dtype: DType = key("bfloat16", "dtype of activations and matrix products; norms, softmax, loss: float32")
@@ -56,7 +63,7 @@ class ModelConfig(Section):
         "full", "what the backward pass recomputes; none: keeps every activation"
     )
     loss_chunk_size: Int = key(0, "tokens whose logits exist at once; 0: all of them", "tokens", ge=0)
-    z_loss_multiplier: Float = key(0.0, "weight of the squared log-normaliser in the loss", ge=0)
+    z_loss_multiplier: float = key(0.0, "weight of the squared log-normaliser in the loss", ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -93,22 +100,22 @@ class OptimizerConfig(Section):
     """The optimizer and its learning rate."""
 
     opt_type: Literal["adamw", "adafactor", "lion", "sgd", "muon"] = key("adamw", "optax optimizer")
-    learning_rate: Float = key(3e-4, "peak learning rate", ge=0)
+    learning_rate: float = key(3e-4, "peak learning rate", ge=0)
     lr_schedule_type: Literal["cosine", "wsd", "linear", "constant"] = key("cosine", "shape after the warm-up")
     learning_rate_schedule_steps: Int = key(-1, "length of the schedule; -1: steps", "steps", ge=-1)
-    warmup_steps_fraction: Float = key(0.1, "share of the schedule spent rising from 0", ge=0, le=1)
-    wsd_decay_steps_fraction: Float = key(0.1, "wsd: share of the schedule spent falling at its end", ge=0, le=1)
-    learning_rate_final_fraction: Float = key(0.1, "final learning rate as a share of the peak", ge=0, le=1)
-    gradient_clipping_threshold: Float = key(1.0, "largest global gradient norm; 0: no clipping", ge=0)
+    warmup_steps_fraction: float = key(0.1, "share of the schedule spent rising from 0", ge=0, le=1)
+    wsd_decay_steps_fraction: float = key(0.1, "wsd: share of the schedule spent falling at its end", ge=0, le=1)
+    learning_rate_final_fraction: float = key(0.1, "final learning rate as a share of the peak", ge=0, le=1)
+    gradient_clipping_threshold: float = key(1.0, "largest global gradient norm; 0: no clipping", ge=0)
     gradient_accumulation_steps: Int = key(1, "micro-batches per optimizer update", ge=1)
-    adam_b1: Float = key(0.9, "decay of the first moment (adamw, lion, muon's adamw)", ge=0, lt=1)
-    adam_b2: Float = key(0.95, "decay of the second moment (adamw, lion, muon's adamw)", ge=0, lt=1)
-    adam_eps: Float = key(1e-8, "added to the root of the second moment", gt=0)
-    adam_weight_decay: Float = key(0.1, "decoupled weight decay", ge=0)
+    adam_b1: float = key(0.9, "decay of the first moment (adamw, lion, muon's adamw)", ge=0, lt=1)
+    adam_b2: float = key(0.95, "decay of the second moment (adamw, lion, muon's adamw)", ge=0, lt=1)
+    adam_eps: float = key(1e-8, "added to the root of the second moment", gt=0)
+    adam_weight_decay: float = key(0.1, "decoupled weight decay", ge=0)
     weight_decay_norms_and_embeddings: bool = key(False, "decay norms, biases and embeddings too")
     mu_dtype: DType | None = key(None, "dtype of the first moment; null: weight_dtype")
-    momentum: Float = key(0.9, "sgd: momentum", ge=0, lt=1)
-    muon_beta: Float = key(0.95, "muon: momentum", ge=0, lt=1)
+    momentum: float = key(0.9, "sgd: momentum", ge=0, lt=1)
+    muon_beta: float = key(0.95, "muon: momentum", ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = key(
         "stop", "non-finite loss or gradient: stop with exit 4, or skip that update and go on"
     )
@@ -133,15 +140,15 @@ class DataConfig(Section):
         min_length=1,
     )
     eval_text_files: list[str] = key([], "held-out documents; empty: eval_fraction of text_files' documents")
-    eval_fraction: Float = key(0.05, "share of the documents held out for evaluation, whole documents", ge=0, lt=1)
+    eval_fraction: float = key(0.05, "share of the documents held out for evaluation, whole documents", ge=0, lt=1)
     text_column: str = key("text", "jsonl: the field that holds a document's text", min_length=1)
     tokenizer_type: Literal["sentencepiece", "huggingface", "byte"] = key("sentencepiece", "kind of tokenizer")
     tokenizer_path: str | None = key(None, "tokenizer file (.model or tokenizer.json); null: the bundled one")
     data_cache_directory: str = key("~/.cache/maxlite", "where tokenised text is kept between runs", min_length=1)
     max_target_length: Int = key(2048, "length of one training sequence", "tokens", ge=1)
-    per_device_batch_size: Float = key(8.0, "sequences per device and micro-batch; may be under 1", gt=0)
-    eval_per_device_batch_size: Float = key(0.0, "the same for evaluation; 0: per_device_batch_size", ge=0)
-    data_shuffle_seed: Int = key(0, "seed of the order of training sequences", ge=0, lt=2**32)
+    per_device_batch_size: float = key(8.0, "sequences per device and micro-batch; may be under 1", gt=0)
+    eval_per_device_batch_size: float = key(0.0, "the same for evaluation; 0: per_device_batch_size", ge=0)
+    data_shuffle_seed: Seed = key(0, "seed of the order of training sequences")
     enable_data_shuffling: bool = key(True, "shuffle training sequences anew every epoch")
 
 
@@ -151,14 +158,14 @@ class CheckpointConfig(Section):
     enable_checkpointing: bool = key(True, "save checkpoints at all")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     enable_continuous_checkpointing: bool = key(False, "start the next save as soon as the last one is committed")
-    continuous_checkpointing_minimum_interval_secs: Float = key(
+    continuous_checkpointing_minimum_interval_secs: float = key(
         0.0, "continuous: least time between the starts of two saves", "seconds", ge=0
     )
     checkpoint_period: Int = key(1000, "steps between two saves when not continuous", "steps", ge=1)
     save_checkpoint_on_start: bool = key(False, "save the initial state, step 0")
     save_checkpoint_on_completion: bool = key(True, "save the state after the last step")
     max_num_checkpoints_to_keep: Int = key(10, "newest checkpoints kept", ge=1)
-    checkpoint_timeout_seconds: Float = key(1200.0, "longest a save may take before it has failed", "seconds", gt=0)
+    checkpoint_timeout_seconds: float = key(1200.0, "longest a save may take before it has failed", "seconds", gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
