@@ -42,7 +42,9 @@ def of_key(detail: Mapping[str, Any], merged: Mapping[str, Setting], section: ty
     if kind in LIMITS:
         name, words = LIMITS[kind]
         what = f"{words} {context[name]:,}" if isinstance(context[name], int) else f"{words} {context[name]:g}"
-    elif kind in ("too_short", "string_too_short"):
+    elif kind == "string_too_short":
+        what = "needs a value"
+    elif kind == "too_short":
         what = "needs at least one value"
     elif kind == "finite_number":
         what = "must be finite"

@@ -189,9 +189,8 @@ def _values_of(section: type[Section], merged: Settings, problems: list[str]) ->
             text = value.strip()
             if accepts_none(field.annotation) and is_null(text):
                 value = None
-            elif text in ("", "~", "null") and field.annotation is str:
-                problems.append(f"{origin}: {key}: needs a value")
-                continue
+            elif text in ("~", "null") and field.annotation is str:
+                value = ""
             elif holds_list(field.annotation):
                 listed = bool(re.match(r"\[.*\]$", text, re.DOTALL))
                 value = parse_flow(text, f"{origin}: {key}", problems) if listed else [value] if text else []

@@ -27,6 +27,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.run_name:
+            raise ValueError("run_name needs a value")
         parts = self.run_name.split("/")
         if not self.run_name.isprintable() or not all(part.strip(". ") for part in parts):
             raise ValueError(f"run_name={self.run_name!r} cannot name a directory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,7 +56,3 @@ def json_schema(kind: type[Config]) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": properties,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(json_schema(Config), indent=2))
