@@ -1,0 +1,7 @@
+"""Saves that never lose a committed step: when to save, what to keep, whether it is good, what to tell the user."""
+
+from maxlite.checkpoint.checkpointer import Checkpointer
+from maxlite.checkpoint.errors import CheckpointError, RestoreError, SaveError
+from maxlite.checkpoint.stats import Commit, Interval, SaveStats
+
+__all__ = ["CheckpointError", "Checkpointer", "Commit", "Interval", "RestoreError", "SaveError", "SaveStats"]

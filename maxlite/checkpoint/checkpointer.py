@@ -1,0 +1,318 @@
+"""The Checkpointer: restores or initialises a run, saves it while it trains, and says what became of it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from os import PathLike
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from etils import epath
+
+from maxlite.checkpoint import layout, orbax_io, storage
+from maxlite.checkpoint.errors import SaveError, in_words
+from maxlite.checkpoint.policy import SavePolicy
+from maxlite.checkpoint.reading import restore_newest
+from maxlite.checkpoint.stats import Commit, SaveStats
+from maxlite.checkpoint.tree import ArrayInfo, array_infos, differences, named_leaves
+from maxlite.config import CheckpointConfig, InputError
+
+FINAL_ATTEMPTS = 3
+
+
+class _Committed(NamedTuple):
+    """What the background thread tells the training thread about a save that worked."""
+
+    at: float
+    warnings: list[str]
+
+
+class _Pending(NamedTuple):
+    """A save being written."""
+
+    step: int
+    started: float
+    result: concurrent.futures.Future[_Committed]
+
+
+class Checkpointer:
+    """Saves of one run in one directory, for one process.
+
+    A save that fails never raises into the training loop: it is reported once, counted, and retried at the
+    next due moment. Only the final save raises, because a run must not end well without it.
+
+    `metadata` (anything JSON can hold) goes into every checkpoint. `clock` gives seconds and orders the
+    saves; it is called from a background thread too. `report` gets one line per event.
+    """
+
+    def __init__(
+        self,
+        directory: str | PathLike[str],
+        config: CheckpointConfig,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.directory = storage.absolute(directory)
+        self.stats = SaveStats(safe_since=clock())
+        self.saved_metadata: dict[str, Any] | None = None  # `metadata` of the restored checkpoint
+        self._config = config
+        self._metadata: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))  # fails now, not at a save
+        self._clock = clock
+        self._report = report
+        self._policy = SavePolicy(config)
+        self._pending: _Pending | None = None
+        self._writer: orbax_io.Writer | None = None
+        self._damaged: frozenset[int] = frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def restore_or_init(self, abstract_state: Any, init_fn: Callable[[], Any]) -> tuple[Any, int]:
+        """Returns (state, step): the newest good checkpoint, or `init_fn()` and 0 if there is none.
+
+        `abstract_state` is a tree of `jax.ShapeDtypeStruct`; every array is read straight to the sharding
+        given there (none: the first device), whatever mesh saved it, and may be donated. `init_fn` must
+        itself be jitted with these shardings. Leftovers of a killed run are removed first.
+
+        Raises InputError if the checkpoint has another structure or the directory cannot be made,
+        RestoreError if checkpoints exist and none can be read: a run never starts anew over them.
+        """
+        restored = None
+        if self._config.enable_checkpointing:
+            self._prepare_directory()
+            restored = restore_newest(self.directory, abstract_state, self._report)
+        elif existing := layout.steps(self.directory)[0]:
+            self._report(f"enable_checkpointing=false: checkpoint {existing[0]} in {self.directory} is not used")
+        state = init_fn() if restored is None else restored.state
+        now = self._clock()
+        self.stats.safe_since = now
+        if restored is None:
+            return state, 0
+        self.saved_metadata = restored.metadata.run
+        self.stats.last_committed_step = restored.metadata.step
+        self._damaged = frozenset(restored.damaged)
+        self._policy.started(now)
+        return state, restored.metadata.step
+
+    def due(self, step: int) -> bool:
+        """Whether the state after `step` updates should be saved now; host work of microseconds, once per step.
+
+        Notices first what became of the save being written.
+        """
+        self.poll()
+        if not self._config.enable_checkpointing or step == self.stats.last_committed_step:
+            return False
+        return self._policy.due(step, self._clock(), saving=self._pending is not None)
+
+    def maybe_save(self, step: int, state: Any) -> bool:
+        """Saves if a save is due; whether one was started."""
+        return self.due(step) and self.save(step, state)
+
+    def save(self, step: int, state: Any) -> bool:
+        """Starts to save `state`, the state after `step` updates; whether that worked.
+
+        Returns once the arrays may be donated, or with `async_checkpointing=false` once they are committed.
+        Waits for the save being written, if any. The caller sees to it that the state is finite.
+        """
+        if not self._config.enable_checkpointing:
+            return False
+        began = self._clock()
+        try:
+            self._await_pending()
+            if step == self.stats.last_committed_step:
+                return True
+            return self._start(step, state) and (self._config.async_checkpointing or self._await_pending())
+        finally:
+            self.stats.blocked_seconds += self._clock() - began
+
+    def save_final(self, step: int, state: Any) -> None:
+        """Commits `state`, the last of this process, and verifies it on storage with a fresh reader.
+
+        Does nothing if checkpointing is off, and writes nothing if `step` is committed already. Blocks for
+        up to `checkpoint_timeout_seconds` per attempt. Raises SaveError if the state cannot be committed.
+        """
+        if not self._config.enable_checkpointing:
+            return
+        began = self._clock()
+        path, infos = layout.step_path(self.directory, step), array_infos(named_leaves(state))
+        problem = ""
+        try:
+            self._await_pending()
+            committed = step == self.stats.last_committed_step
+            for _ in range(FINAL_ATTEMPTS):
+                committed = committed or (self._start(step, state) and self._await_pending())
+                problem = _problem_on_storage(path, infos) if committed else self.stats.last_failure
+                if not problem:
+                    return
+                committed = False
+        finally:
+            self.stats.blocked_seconds += self._clock() - began
+        raise SaveError(f"the final state, step {step}, is not saved in {self.directory}: {problem}")
+
+    def poll(self) -> None:
+        """Notices if the save being written has ended or hangs; never blocks. `due` does this too."""
+        pending = self._pending
+        if pending is None:
+            return
+        if pending.result.done():
+            self._settle(pending)
+        elif self._clock() - pending.started > self._config.checkpoint_timeout_seconds:
+            self._failed(pending.step, self._timed_out())
+
+    def wait(self) -> None:
+        """Blocks until no save is being written, for `checkpoint_timeout_seconds` at most."""
+        began = self._clock()
+        self._await_pending()
+        self.stats.blocked_seconds += self._clock() - began
+
+    def close(self) -> None:
+        """Waits for the save being written and releases everything; may be called twice."""
+        self.wait()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def work_at_risk_seconds(self) -> float:
+        """Seconds of training that would be lost if the run died now."""
+        return self.stats.work_at_risk_seconds(self._clock())
+
+    def _prepare_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for path in layout.leftovers(self.directory):
+                path.rmtree()
+        except OSError as error:
+            raise InputError(f"checkpoint directory {self.directory} cannot be used: {in_words(error)}") from error
+
+    def _start(self, step: int, state: Any) -> bool:
+        now = self._clock()
+        self._policy.started(now)
+        path = layout.step_path(self.directory, step)
+        arrays = named_leaves(state)
+        infos = array_infos(arrays)
+        metadata = layout.StepMetadata(step, time.time(), self.stats.last_committed_step, infos, self._metadata)
+        try:
+            if path.exists():
+                aside = storage.set_aside(path)
+                self._report(f"{path} is in the way of a save and was renamed to {aside.name}")
+            self._writer = self._writer or orbax_io.Writer(self._config.checkpoint_timeout_seconds)
+            self._writer.start(path, arrays, layout.encode_metadata(metadata))
+        except Exception as error:  # storage libraries raise all kinds; reported, counted and retried
+            self._reclaim(step, error)
+            self._failed(step, error)
+            return False
+        writer = self._writer
+        self._pending = _Pending(step, now, _in_thread(lambda: self._commit(writer, step, infos)))
+        return True
+
+    def _commit(self, writer: orbax_io.Writer, step: int, infos: Mapping[str, ArrayInfo]) -> _Committed:
+        """Runs in the background: sees a save through, looks at what is there, then deletes what is not kept."""
+        path = layout.step_path(self.directory, step)
+        try:
+            writer.finish()
+            if problem := _problem_on_storage(path, infos):
+                self._damaged |= {step}
+                raise SaveError(f"the save ended without an error, but on storage {problem}")
+            storage.make_durable(path)
+        except Exception as error:
+            self._reclaim(step, error)
+            raise
+        return _Committed(self._clock(), self._delete_old(step))
+
+    def _reclaim(self, step: int, error: Exception) -> None:
+        """Removes what a failed save left."""
+        try:
+            for path in layout.leftovers_of(self.directory, step):
+                path.rmtree()
+        except OSError as second:  # the failure itself is what matters; the next start cleans up
+            error.add_note(f"its leftovers could not be removed: {in_words(second)}")
+
+    def _delete_old(self, newest: int) -> list[str]:
+        """Keeps the newest N good steps and returns what could not be deleted, in words.
+
+        A damaged step counts for nothing, and is left for a person to look at.
+        """
+        damaged = self._damaged - {newest}
+        good = [step for step in layout.steps(self.directory)[0] if step not in damaged]
+        warnings = []
+        for step in reversed(good[self._config.max_num_checkpoints_to_keep :]):
+            if step != newest:
+                try:
+                    storage.delete_step(layout.step_path(self.directory, step))
+                except OSError as error:
+                    warnings.append(f"checkpoint {step} could not be deleted: {in_words(error)}")
+        return warnings
+
+    def _await_pending(self) -> bool:
+        """Blocks until the save being written has ended, if there is one; whether it was committed."""
+        pending = self._pending
+        if pending is None:
+            return False
+        concurrent.futures.wait([pending.result], timeout=self._config.checkpoint_timeout_seconds)
+        if pending.result.done():
+            return self._settle(pending)
+        self._failed(pending.step, self._timed_out())
+        return False
+
+    def _timed_out(self) -> TimeoutError:
+        return TimeoutError(f"not committed within {self._config.checkpoint_timeout_seconds:g} s")
+
+    def _settle(self, pending: _Pending) -> bool:
+        error = pending.result.exception()
+        if error is not None:
+            self._failed(pending.step, error)
+            return False
+        committed = pending.result.result()
+        self._pending = None
+        self._policy.committed()
+        self._damaged -= {pending.step}
+        self.stats.commits.append(Commit(pending.step, pending.started, committed.at))
+        self.stats.last_committed_step = pending.step
+        self.stats.safe_since = pending.started
+        for warning in committed.warnings:
+            self._report(warning)
+        return True
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        self._pending = None
+        self._writer = None  # it may hold a thread that hangs, or the error of this save
+        self.stats.failed += 1
+        self.stats.last_failure = in_words(error)
+        delay = self._policy.failed(self._clock())
+        self._report(f"save of step {step} failed, next try in {delay:.0f} s or later: {self.stats.last_failure}")
+
+
+def _problem_on_storage(path: epath.Path, infos: Mapping[str, ArrayInfo]) -> str:
+    """What is wrong with a committed step, in words; empty if a fresh reader finds these arrays there."""
+    try:
+        if not layout.is_committed(path):
+            return f"{path} has no commit marker"
+        layout.read_metadata(path)
+        return "; ".join(differences(orbax_io.describe(path), infos))
+    except Exception as error:  # storage libraries raise all kinds; the callers raise SaveError with it
+        return in_words(error)
+
+
+def _in_thread(job: Callable[[], _Committed]) -> concurrent.futures.Future[_Committed]:
+    """Runs the job in a thread of its own; a daemon, so that storage that hangs cannot keep the process alive."""
+    future: concurrent.futures.Future[_Committed] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint-commit", daemon=True).start()
+    return future

@@ -1,0 +1,31 @@
+"""What goes wrong with checkpoints. A run that ends with one of these exits with status 3."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """A save or a restore failed for good."""
+
+
+class SaveError(CheckpointError):
+    """A state could not be committed to storage."""
+
+
+class RestoreError(CheckpointError):
+    """Checkpoints exist, and none of them can be read."""
+
+
+def in_words(error: BaseException) -> str:
+    """The error and its notes on one line, without the source locations and specs that libraries append."""
+    return "; ".join([_message(error), *getattr(error, "__notes__", [])])
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        name = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{name}"
+    text = " ".join(str(error).split())
+    for tail in (" [tensorstore_spec", " [source locations"):
+        text = text.split(tail, 1)[0]
+    text = text if len(text) <= 300 else text[:297] + "..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

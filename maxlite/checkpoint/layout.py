@@ -1,0 +1,105 @@
+"""What a checkpoint directory looks like, and who counts as a checkpoint.
+
+    <directory>/
+      120/                          the state after 120 updates
+        commit_success.txt          written last; without it the step does not exist for a reader
+        state/                      arrays, as Orbax lays them out
+        metadata/metadata.json      step, time, parent step, arrays, and what the run says about itself
+      130.orbax-checkpoint-tmp/     a save being written; a leftover if no run is alive
+      100.deleting/                 a step being deleted
+      110.set-aside-1/              not readable when its name was needed; kept for a person to look at
+
+Anything else in the directory belongs to someone else and is never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from maxlite.checkpoint.tree import ArrayInfo
+
+FORMAT = 1
+COMMIT_MARKER = "commit_success.txt"
+METADATA_FILE = "metadata.json"
+DELETING = ".deleting"
+TEMPORARY = ".orbax-checkpoint-tmp"
+
+_LEFTOVER = re.compile(rf"(0|[1-9]\d*)({re.escape(DELETING)}|{re.escape(TEMPORARY)}(-\d+)?)")
+_STEP = re.compile(r"0|[1-9]\d*")
+
+
+class StepMetadata(NamedTuple):
+    """What a checkpoint says about itself."""
+
+    step: int
+    created: float  # seconds since 1970
+    parent_step: int | None  # the committed step that this process restored or saved before
+    arrays: dict[str, ArrayInfo]
+    run: dict[str, Any]  # what the trainer recorded: config, versions, data fingerprint, ...
+
+
+def step_path(directory: epath.Path, step: int) -> epath.Path:
+    """Where step `step` is once committed."""
+    return directory / str(step)
+
+
+def is_committed(path: epath.Path) -> bool:
+    """Whether the step directory has its commit marker."""
+    return (path / COMMIT_MARKER).exists()
+
+
+def _names(directory: epath.Path) -> list[str]:
+    return [path.name for path in directory.iterdir()] if directory.exists() else []
+
+
+def steps(directory: epath.Path) -> tuple[list[int], list[int]]:
+    """Lists the directory: (committed steps, steps without a commit marker), newest first."""
+    committed, torn = [], []
+    for step in sorted((int(name) for name in _names(directory) if _STEP.fullmatch(name)), reverse=True):
+        path = step_path(directory, step)
+        if is_committed(path):
+            committed.append(step)
+        elif path.is_dir():
+            torn.append(step)
+    return committed, torn
+
+
+def leftovers(directory: epath.Path) -> list[epath.Path]:
+    """What a killed run left: saves never committed and deletions never finished."""
+    paths = [directory / name for name in sorted(_names(directory)) if _LEFTOVER.fullmatch(name)]
+    return [path for path in paths if path.is_dir()]
+
+
+def leftovers_of(directory: epath.Path, step: int) -> list[epath.Path]:
+    """The leftovers of one step."""
+    return [path for path in leftovers(directory) if path.name.split(".", 1)[0] == str(step)]
+
+
+def encode_metadata(metadata: StepMetadata) -> dict[str, Any]:
+    """What is written to `metadata.json`."""
+    arrays = {name: {"shape": list(info.shape), "dtype": info.dtype} for name, info in metadata.arrays.items()}
+    return {"format": FORMAT, **metadata._asdict(), "arrays": arrays}
+
+
+def read_metadata(path: epath.Path) -> StepMetadata:
+    """Reads the metadata of the step directory `path`.
+
+    Raises OSError if it cannot be read, ValueError if it is not what this version writes.
+    """
+    file = path / "metadata" / METADATA_FILE
+    try:
+        return _decode(json.loads(file.read_text()))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not checkpoint metadata: {error!r}") from error
+
+
+def _decode(raw: Mapping[str, Any]) -> StepMetadata:
+    if raw["format"] != FORMAT:
+        raise ValueError(f"checkpoint format {raw['format']}; this version of maxlite reads format {FORMAT}")
+    arrays = {name: ArrayInfo(tuple(a["shape"]), a["dtype"]) for name, a in raw["arrays"].items()}
+    return StepMetadata(int(raw["step"]), float(raw["created"]), raw["parent_step"], arrays, dict(raw["run"]))

@@ -1,0 +1,97 @@
+"""Finding and restoring the newest good checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from maxlite.checkpoint import layout, orbax_io
+from maxlite.checkpoint.errors import RestoreError, in_words
+from maxlite.checkpoint.tree import array_infos, differences, named_leaves
+from maxlite.config import InputError
+
+
+class Restored(NamedTuple):
+    """A state read from storage, and the newer steps that could not be read."""
+
+    state: Any
+    metadata: layout.StepMetadata
+    damaged: tuple[int, ...]
+
+
+def restore_newest(directory: epath.Path, abstract_state: Any, report: Callable[[str], None]) -> Restored | None:
+    """Restores the newest good step of `directory`; None if it holds no committed step.
+
+    A step that cannot be read is reported and left as it is, and the next older one is tried. Raises
+    InputError if a readable step has another structure than `abstract_state`, RestoreError if there are
+    committed steps and none can be read.
+    """
+    committed, torn = layout.steps(directory)
+    if torn:
+        report(f"ignoring {_list(torn)} in {directory}: no commit marker")
+    damaged: dict[int, Exception] = {}
+    for step in committed:
+        path = layout.step_path(directory, step)
+        try:
+            metadata = layout.read_metadata(path)
+            if metadata.step != step:
+                raise ValueError(f"it is a copy of step {metadata.step} under another name")
+            _require_same_structure(path, metadata, abstract_state)
+            state = _read(path, abstract_state)
+        except InputError:
+            raise
+        except Exception as error:  # storage libraries raise all kinds; each is reported, none hides a bug here
+            damaged[step] = error
+            report(f"checkpoint {path} cannot be read and is skipped: {in_words(error)}")
+            continue
+        if damaged:
+            report(f"falling back to step {step}: {max(damaged) - step} steps are lost to the damage")
+        return Restored(state, metadata, tuple(damaged))
+    if damaged:
+        first = damaged[committed[0]]
+        raise RestoreError(
+            f"none of the {len(damaged)} checkpoints in {directory} can be read ({_list(list(damaged))}); "
+            f"nothing was changed. Newest: {in_words(first)}"
+        ) from first
+    return None
+
+
+def _list(steps: list[int]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+
+
+def _require_same_structure(path: epath.Path, metadata: layout.StepMetadata, abstract_state: Any) -> None:
+    problems = differences(metadata.arrays, array_infos(named_leaves(abstract_state)))
+    if problems:
+        raise InputError(
+            f"checkpoint {path} does not fit this run's model and optimizer:",
+            *(f"  {problem}" for problem in problems),
+            "use the config that made it, or another run_name for another model",
+        )
+
+
+def _read(path: epath.Path, abstract_state: Any) -> Any:
+    """Reads the state, its arrays owned by XLA so that a train step may donate them."""
+    wanted = {name: _with_sharding(leaf) for name, leaf in named_leaves(abstract_state).items()}
+    arrays = orbax_io.read_arrays(path, wanted)
+    problems = differences(array_infos(arrays), array_infos(wanted))
+    if problems:  # Orbax casts, pads and truncates in silence when asked to
+        raise ValueError(f"arrays differ from their metadata: {'; '.join(problems)}")
+    # What was read may alias host memory, and then cannot be donated: the first step would need twice the
+    # memory. One array at a time, so that the copy needs room for the largest array only.
+    owned = [_copy(arrays.pop(name)) for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
+
+
+_copy = jax.jit(jnp.copy)
+
+
+def _with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if leaf.sharding is not None:
+        return leaf
+    one_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device)
