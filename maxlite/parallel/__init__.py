@@ -1,0 +1,26 @@
+"""The device mesh, the rules from logical axes to shardings, and the placement of batches."""
+
+from maxlite.parallel.batch import global_batch_size, process_rows, to_device
+from maxlite.parallel.mesh import describe_mesh, make_mesh
+from maxlite.parallel.sharding import (
+    batch_sharding,
+    batch_shards,
+    constrain,
+    logical_axes,
+    param_shardings,
+    replicated,
+)
+
+__all__ = [
+    "batch_sharding",
+    "batch_shards",
+    "constrain",
+    "describe_mesh",
+    "global_batch_size",
+    "logical_axes",
+    "make_mesh",
+    "param_shardings",
+    "process_rows",
+    "replicated",
+    "to_device",
+]

@@ -1,0 +1,140 @@
+"""One optimizer update, and one evaluation batch, as pure functions to be jitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from maxlite.config import OptimizerConfig
+from maxlite.training.state import TrainState
+
+Metrics = dict[str, jax.Array]
+
+
+class LossSums(Protocol):
+    """Sums over the valid targets of a batch, float32 scalars; a NamedTuple or another pytree with these names."""
+
+    loss_sum: jax.Array  # cross-entropy, nats
+    z_loss_sum: jax.Array  # z-loss with its weight, to be added to the cross-entropy
+    num_targets: jax.Array
+
+
+LossFn = Callable[[Any, Any], Any]  # (params, batch) -> LossSums
+TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+
+
+def make_train_step(
+    loss_fn: LossFn, optimizer: optax.GradientTransformation, schedule: optax.Schedule, config: OptimizerConfig
+) -> TrainStep:
+    """Build `(state, batch) -> (state, metrics)`, to be jitted with the state donated (`jit_train_step`).
+
+    The batch is a tree of arrays `[rows, ...]`, with rows a multiple of gradient_accumulation_steps. The gradient is
+    that of (sum of losses) / (number of valid targets) over the whole batch, however many micro-batches it is split
+    into; a batch without valid targets has loss and gradient 0.
+
+    If the loss or the gradient norm is not finite, parameters and optimizer state keep their values, bit for bit;
+    the step advances all the same, as the batch has been used. Whether to go on is the caller's choice.
+
+    Metrics, scalars, float32 but for the last: `loss` and `z_loss` (nats per valid target; the gradient is of their
+    sum), `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `num_targets`,
+    `finite` (bool).
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        grads, sums = _gradient_sums(loss_fn, state.params, batch, config.gradient_accumulation_steps)
+        # A batch may be all padding; its sums are 0 then, and 0 / 1 is the wanted mean.
+        scale = 1.0 / jnp.maximum(sums.num_targets.astype(jnp.float32), 1.0)
+        grads = jax.tree.map(lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype), grads, state.params)
+        loss, z_loss = sums.loss_sum * scale, sums.z_loss_sum * scale
+        grad_norm = _global_norm(grads)
+        finite = jnp.isfinite(loss + z_loss) & jnp.isfinite(grad_norm)
+
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step)
+        params = optax.apply_updates(state.params, updates)
+        # A select, not a branch: it fuses into the update's own loops and lets the donated buffers be reused.
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+        metrics = {
+            "loss": loss,
+            "z_loss": z_loss,
+            "grad_norm": grad_norm,
+            "param_norm": _global_norm(params),
+            "learning_rate": jnp.asarray(schedule(state.step)),
+            "num_targets": sums.num_targets.astype(jnp.float32),
+            "finite": finite,
+        }
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    return train_step
+
+
+def jit_train_step(train_step: TrainStep, shardings: TrainState, batch_sharding: Any) -> Any:
+    """Jit with the state donated: the new state is written over the old one, which may not be used again.
+
+    Args:
+        train_step: from `make_train_step`.
+        shardings: of the state, from `state_shardings`; the new state has them too.
+        batch_sharding: of every array of the batch.
+    """
+    return jax.jit(
+        train_step,
+        in_shardings=(shardings, batch_sharding),
+        out_shardings=(shardings, shardings.step),
+        donate_argnums=0,
+    )
+
+
+def make_eval_step(loss_fn: LossFn) -> Callable[[Any, Any], Any]:
+    """The jitted `(params, batch) -> LossSums`: add the sums over batches, then divide, for the mean over all targets."""
+    return jax.jit(loss_fn)
+
+
+def _gradient_sums(loss_fn: LossFn, params: Any, batch: Any, micro_batches: int) -> tuple[Any, Any]:
+    """Gradient of the batch's summed loss, and the sums. Holds the activations of one micro-batch at a time."""
+
+    def objective(params: Any, batch: Any) -> tuple[jax.Array, Any]:
+        sums = loss_fn(params, batch)
+        return sums.loss_sum + sums.z_loss_sum, sums
+
+    def gradient(batch: Any) -> tuple[Any, Any]:
+        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, batch)
+        return grads, sums
+
+    if micro_batches == 1:
+        return gradient(batch)
+
+    def accumulate(total: Any, micro_batch: Any) -> tuple[Any, None]:
+        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, gradient(micro_batch)), None
+
+    micro = jax.tree.map(lambda x: _split_rows(x, micro_batches), batch)
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), micro)
+    zeros = jax.tree.map(
+        # In float32 whatever the weights' dtype: small micro-batch gradients must not vanish in the sum.
+        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
+        jax.eval_shape(gradient, first),
+    )
+    return jax.lax.scan(accumulate, zeros, micro)[0]
+
+
+def _split_rows(x: jax.Array, micro_batches: int) -> jax.Array:
+    """`[rows, ...]` to `[micro_batches, rows / micro_batches, ...]`, each micro-batch with rows of every device.
+
+    Row r goes to micro-batch r mod micro_batches: as a device holds consecutive rows, a multiple of micro_batches,
+    this moves nothing between devices. Consecutive rows per micro-batch would.
+    """
+    rows = x.shape[0]
+    if rows % micro_batches:
+        raise ValueError(f"{rows} rows do not split into gradient_accumulation_steps={micro_batches} micro-batches")
+    return jnp.swapaxes(x.reshape(rows // micro_batches, micro_batches, *x.shape[1:]), 0, 1)
+
+
+def _global_norm(tree: Any) -> jax.Array:
+    """Root of the sum of squares of all elements, summed in float32."""
+    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, jnp.float32(0)))
