@@ -9,8 +9,7 @@ cannot run on the device, dtype or head_dim, is refused by `choose_attention`; n
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,9 +138,9 @@ def flash(
 
     def one_sequence(q_SNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, ids_S: jax.Array | None) -> jax.Array:
         ids = None if ids_S is None else splash.SegmentIds(q=ids_S, kv=ids_S)
-        heads_first = functools.partial(jnp.swapaxes, axis1=0, axis2=1)
-        out_NSH = kernel(heads_first(q_SNH) * H**-0.5, heads_first(k_TKH), heads_first(v_TKH), segment_ids=ids)
-        return heads_first(out_NSH)
+        q_NSH, k_KTH, v_KTH = (x.swapaxes(0, 1) for x in (q_SNH * H**-0.5, k_TKH, v_TKH))
+        out_NSH: Any = kernel(q_NSH, k_KTH, v_KTH, segment_ids=ids)
+        return out_NSH.swapaxes(0, 1)
 
     in_axes = (0, 0, 0, None if segment_ids_BS is None else 0)
     return jax.vmap(one_sequence, in_axes=in_axes)(q_BSNH, k_BTKH, v_BTKH, segment_ids_BS).astype(q_BSNH.dtype)

@@ -22,11 +22,13 @@ Axes: TypeAlias = tuple[str | None, ...]
 Constrain: TypeAlias = Callable[[jax.Array, Axes], jax.Array]
 PerShard: TypeAlias = Callable[[Callable[..., jax.Array], tuple[Axes, ...], Axes], Callable[..., jax.Array]]
 
-RESIDUAL = ("activation_batch", "activation_length", "activation_embed")
-HEADS = ("activation_batch", "activation_length", "activation_heads", None)
-KV_HEADS = ("activation_batch", "activation_length", "activation_kv_heads", None)
-MLP = ("activation_batch", "activation_length", "activation_mlp")
-SEGMENTS = ("activation_batch", "activation_length")
+# Logical axes of the activations.
+RESIDUAL = ("batch", "length", "embed")
+HEADS = ("batch", "length", "heads", None)
+KV_HEADS = ("batch", "length", "kv_heads", None)
+MLP = ("batch", "length", "mlp")
+SEGMENTS = ("batch", "length")
+LOGITS = ("batch", "length", "vocab")
 
 
 def parameter(value: jax.Array, axes: Axes, config: ModelConfig) -> nnx.Param:

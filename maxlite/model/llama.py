@@ -36,11 +36,9 @@ from flax import nnx
 
 from maxlite.config import ModelConfig
 from maxlite.model.attention import choose_attention
-from maxlite.model.layers import RESIDUAL, Attention, Constrain, Linear, PerShard, RMSNorm, SwiGLU, parameter
+from maxlite.model.layers import LOGITS, RESIDUAL, Attention, Constrain, Linear, PerShard, RMSNorm, SwiGLU, parameter
 from maxlite.model.remat import rematerialize
 from maxlite.model.rope import rotation
-
-LOGITS = ("activation_batch", "activation_length", "activation_vocab")
 
 
 class Embedding(nnx.Module):

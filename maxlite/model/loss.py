@@ -1,0 +1,130 @@
+"""The training loss as sums, a chunk of tokens at a time, so that the logits of all tokens need not exist at once.
+
+Shapes: B batch, S sequence, C positions per chunk, T = B * C tokens of one chunk, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from maxlite.config import ModelConfig
+from maxlite.model.layers import LOGITS, Constrain
+from maxlite.model.llama import Llama
+
+Sums: TypeAlias = tuple[jax.Array, jax.Array]  # of cross-entropy, of z-loss
+Chunks: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class LossSums(NamedTuple):
+    """Sums over the valid targets of a batch, float32 scalars. Sums, so that they add up over batches.
+
+    Only loss_sum + z_loss_sum may be differentiated, as training does; with z_loss_multiplier > 0 the gradient of
+    any other combination of the two is NaN.
+    """
+
+    loss_sum: jax.Array  # cross-entropy, nats
+    z_loss_sum: jax.Array  # z_loss_multiplier * log(Z)^2, to be added to the cross-entropy
+    num_targets: jax.Array
+
+
+def loss_sums(model: Llama, batch: Mapping[str, jax.Array], config: ModelConfig) -> LossSums:
+    """The sums over one batch.
+
+    Args:
+        model: the model.
+        batch: int [B, S] arrays with MaxText's names: `inputs`, `inputs_position`, `inputs_segmentation` (0 is
+            padding), `targets`, `targets_segmentation` (0: the target is not counted).
+        config: `loss_chunk_size` counts tokens of the whole batch; a chunk is the same span of every sequence, at
+            least one position, so that a batch split over devices stays split. `z_loss_multiplier` is that of
+            PaLM (arXiv:2204.02311), 1e-4 there.
+    """
+    x_BSD = model.hidden(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
+    valid_BS = (batch["targets_segmentation"] != 0).astype(jnp.float32)
+    B, S = valid_BS.shape
+    positions = min(S, max(1, config.loss_chunk_size // B)) if config.loss_chunk_size else S
+    chunks = tuple(_chunk(x, positions) for x in (x_BSD, batch["targets"], valid_BS))
+    loss_sum, z_loss_sum = _head_loss(config.z_loss_multiplier, model.constrain, model.head_matrix(), chunks)
+    return LossSums(loss_sum, z_loss_sum, valid_BS.sum())
+
+
+def _chunk(x: jax.Array, positions: int) -> jax.Array:
+    """[B, S, ...] to [chunks, B, positions, ...]; the last chunk is filled with zeros, which are invalid targets."""
+    B, S = x.shape[:2]
+    chunks = -(-S // positions)
+    x = jnp.pad(x, [(0, 0), (0, chunks * positions - S)] + [(0, 0)] * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(B, chunks, positions, *x.shape[2:]), 1, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _head_loss(z_multiplier: float, constrain: Constrain, w_DV: jax.Array, chunks: Chunks) -> Sums:
+    """Sums of cross-entropy and z-loss, from the output head and the chunked hidden states, targets and validity."""
+
+    def add(sums: Sums, chunk: Chunks) -> tuple[Sums, None]:
+        loss, z_loss, _ = _chunk_loss(z_multiplier, constrain, w_DV, chunk)
+        return (sums[0] + loss, sums[1] + z_loss), None
+
+    return jax.lax.scan(add, (jnp.float32(0), jnp.float32(0)), chunks)[0]
+
+
+def _head_loss_forward(
+    z_multiplier: float, constrain: Constrain, w_DV: jax.Array, chunks: Chunks
+) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
+    """The sums, and the gradients of their sum, while a chunk's logits are at hand.
+
+    The usual way, checkpointing each chunk, computes the logits once more in the backward pass: four products of
+    the size of the head instead of three. Here the loss is the end of the program, so that its gradient is known
+    up to one factor before the backward pass begins.
+    """
+
+    def add(carry: tuple[jax.Array, jax.Array, jax.Array], chunk: Chunks) -> tuple[Any, jax.Array]:
+        loss_sum, z_loss_sum, dw_DV = carry
+        loss, z_loss, dlogits_TV = _chunk_loss(z_multiplier, constrain, w_DV, chunk)
+        x_BCD = chunk[0]
+        dlogits_TV = dlogits_TV.astype(x_BCD.dtype)
+        dx_TD = jnp.dot(dlogits_TV, w_DV.astype(x_BCD.dtype).T, preferred_element_type=jnp.float32)
+        x_DT = x_BCD.reshape(-1, x_BCD.shape[-1]).T
+        dw_DV = dw_DV + jnp.dot(x_DT, dlogits_TV, preferred_element_type=jnp.float32)
+        return (loss_sum + loss, z_loss_sum + z_loss, dw_DV), dx_TD.astype(x_BCD.dtype).reshape(x_BCD.shape)
+
+    zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(w_DV.shape, jnp.float32))
+    (loss_sum, z_loss_sum, dw_DV), dx_chunks = jax.lax.scan(add, zeros, chunks)
+    return (loss_sum, z_loss_sum), (dw_DV.astype(w_DV.dtype), dx_chunks)
+
+
+def _head_loss_backward(
+    z_multiplier: float, constrain: Constrain, gradients: tuple[jax.Array, jax.Array], cotangents: Sums
+) -> tuple[jax.Array, tuple[jax.Array, None, None]]:
+    factor, z_factor = cotangents
+    if z_multiplier:
+        factor = jnp.where(factor == z_factor, factor, jnp.nan)
+    dw_DV, dx_chunks = (gradient * factor.astype(gradient.dtype) for gradient in gradients)
+    return dw_DV, (dx_chunks, None, None)
+
+
+_head_loss.defvjp(_head_loss_forward, _head_loss_backward)
+
+
+def _chunk_loss(
+    z_multiplier: float, constrain: Constrain, w_DV: jax.Array, chunk: Chunks
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One chunk's sum of cross-entropy, its sum of z-loss, and the gradient of both by its logits: float32 [T, V]."""
+    x_BCD, targets_BC, valid_BC = chunk
+    B, C, D = x_BCD.shape
+    logits_TV = jnp.dot(x_BCD.reshape(-1, D), w_DV.astype(x_BCD.dtype), preferred_element_type=jnp.float32)
+    logits_TV = constrain(logits_TV.reshape(B, C, -1), LOGITS).reshape(B * C, -1)
+    valid_T = valid_BC.reshape(-1)
+    # A comparison and not a gather: it splits over a sharded vocabulary, and fuses.
+    is_target_TV = jax.lax.broadcasted_iota(jnp.int32, logits_TV.shape, 1) == targets_BC.reshape(-1, 1)
+    log_z_T = jax.nn.logsumexp(logits_TV, axis=-1)
+    target_logit_T = jnp.sum(jnp.where(is_target_TV, logits_TV, 0), axis=-1)
+    loss = jnp.sum(valid_T * (log_z_T - target_logit_T))
+    z_loss = z_multiplier * jnp.sum(valid_T * jnp.square(log_z_T))
+    softmax_TV = jnp.exp(logits_TV - log_z_T[:, None])
+    dlog_z_T = valid_T * (1 + 2 * z_multiplier * log_z_T)
+    dlogits_TV = softmax_TV * dlog_z_T[:, None] - jnp.where(is_target_TV, valid_T[:, None], 0)
+    return loss, z_loss, dlogits_TV
