@@ -8,6 +8,7 @@ from maxlite.parallel.sharding import (
     constrain,
     logical_axes,
     param_shardings,
+    per_shard,
     replicated,
 )
 
@@ -20,6 +21,7 @@ __all__ = [
     "logical_axes",
     "make_mesh",
     "param_shardings",
+    "per_shard",
     "process_rows",
     "replicated",
     "to_device",

@@ -16,22 +16,29 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from maxlite.config import InputError
+
+Axes = tuple[str | None, ...]
 Rules = Mapping[str, tuple[str, ...]]
 
-# Axes that are not named here are held whole.
+# Logical axis -> the mesh axes it is spread over; (): whole.
 PARAM_RULES: Rules = {
     "vocab": ("tensor",),
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "layers": (),
+    "norm": (),
 }
 ACTIVATION_RULES: Rules = {
     "batch": ("data", "fsdp"),
-    "vocab": ("tensor",),
+    "length": (),
+    "embed": (),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "vocab": ("tensor",),
 }
 
 logger = logging.getLogger(__name__)
@@ -40,11 +47,11 @@ logger = logging.getLogger(__name__)
 def logical_axes(params: Any) -> Any:
     """The tree of the parameters with a `PartitionSpec` of logical axis names in place of each array.
 
-    Read from the `out_sharding` metadata of the nnx variables.
+    Read from the `out_sharding` metadata of the nnx variables, which every parameter has.
     """
 
     def names(variable: nnx.Variable) -> nnx.Variable:
-        return variable.replace(PartitionSpec(*(variable.get_metadata("out_sharding", None) or ())))
+        return variable.replace(PartitionSpec(*variable.get_metadata("out_sharding")))
 
     return jax.tree.map(names, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
@@ -64,11 +71,11 @@ def param_shardings(mesh: Mesh, params: Any, axes: Any, rules: Rules = PARAM_RUL
     whole: set[str] = set()
 
     def sharding(param: Any, names: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, _spec(mesh, rules, param.shape, names, whole))
+        return NamedSharding(mesh, _spec(mesh, rules, param.shape, tuple(names), whole))
 
     shardings = jax.tree.map(sharding, params, axes)
     for line in sorted(whole):
-        logger.warning("%s", line)
+        logger.warning("parameters: %s; each of these devices holds all of it", line)
     return shardings
 
 
@@ -87,35 +94,73 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def constrain(mesh: Mesh, rules: Rules = ACTIVATION_RULES) -> Callable[[jax.Array, tuple[str | None, ...]], jax.Array]:
+def constrain(mesh: Mesh, rules: Rules = ACTIVATION_RULES) -> Callable[[jax.Array, Axes], jax.Array]:
     """The function by which the model tells the compiler how an activation is spread.
 
     It takes an array and a logical name (or None) for each of its dimensions and returns the array. A dimension
-    that its mesh axes do not divide is left whole.
+    that its mesh axes do not divide is computed whole on each of their devices; that is logged.
     """
     if mesh.size == 1:
         return lambda x, names: x
+    logged: set[str] = set()
 
-    def constrained(x: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
-        spec = _spec(mesh, rules, x.shape, names, set())
+    def constrained(x: jax.Array, names: Axes) -> jax.Array:
+        whole: set[str] = set()
+        spec = _spec(mesh, rules, x.shape, names, whole)
+        for line in sorted(whole - logged):
+            logger.warning("activations: %s; each of these devices computes all of it", line)
+        logged.update(whole)
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     return constrained
 
 
-def _spec(
-    mesh: Mesh, rules: Rules, shape: tuple[int, ...], names: tuple[str | None, ...] | PartitionSpec, whole: set[str]
-) -> PartitionSpec:
-    """Mesh axes for each dimension. Adds to `whole` a line for each dimension that could not be divided."""
-    if names and len(names) != len(shape):
-        raise ValueError(f"{len(names)} axis names {tuple(names)} for an array of shape {shape}")
+def per_shard(
+    mesh: Mesh, rules: Rules = ACTIVATION_RULES
+) -> Callable[[Callable[..., jax.Array], tuple[Axes, ...], Axes], Callable[..., jax.Array]]:
+    """The function by which the model runs a hand-written kernel on each device's share of its arguments.
+
+    It takes the kernel, the logical axes of each argument and those of the result, and returns the kernel for whole
+    arrays.
+
+    Raises:
+        InputError: (when the result is called) a dimension is not a multiple of its mesh axes. Held whole instead,
+            the shares of two arguments would no longer belong together.
+    """
+    if mesh.size == 1:
+        return lambda function, in_axes, out_axes: function
+
+    def mapped(
+        function: Callable[..., jax.Array], in_axes: tuple[Axes, ...], out_axes: Axes
+    ) -> Callable[..., jax.Array]:
+        def call(*args: jax.Array) -> jax.Array:
+            whole: set[str] = set()
+            in_specs = tuple(_spec(mesh, rules, x.shape, names, whole) for x, names in zip(args, in_axes, strict=True))
+            if whole:
+                raise InputError(
+                    *(f"{line}, which this kernel needs; attention=dot_product does not" for line in whole)
+                )
+            out_specs = PartitionSpec(*(rules[name] or None if name else None for name in out_axes))
+            # The replication check cannot see into kernels.
+            return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
+
+        return call
+
+    return mapped
+
+
+def _spec(mesh: Mesh, rules: Rules, shape: tuple[int, ...], names: Axes, whole: set[str]) -> PartitionSpec:
+    """Mesh axes for each dimension. Adds to `whole` a line for each dimension that they do not divide."""
+    if len(names) != len(shape):
+        raise ValueError(f"{len(names)} logical axes {names} for an array of shape {shape}")
     entries: list[tuple[str, ...] | None] = []
-    for size, name in zip(shape, names, strict=False):
-        mesh_axes = rules.get(name, ()) if name else ()
-        devices = math.prod(mesh.shape[axis] for axis in mesh_axes)
-        if size % devices:
+    for size, name in zip(shape, names, strict=True):
+        if name is not None and name not in rules:
+            raise ValueError(f"logical axis {name!r} has no rule; known: {', '.join(rules)}")
+        mesh_axes = rules[name] if name is not None else ()
+        if size % math.prod(mesh.shape[axis] for axis in mesh_axes):
             keys = " x ".join(f"ici_{axis}_parallelism={mesh.shape[axis]}" for axis in mesh_axes)
-            whole.add(f"{name}={size} is not a multiple of {keys}: each of those devices holds all of it")
+            whole.add(f"{name} of {size} is not a multiple of {keys}")
             mesh_axes = ()
         entries.append(mesh_axes or None)
     return PartitionSpec(*entries)

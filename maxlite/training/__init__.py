@@ -1,5 +1,6 @@
 """Schedules, optimizers, the train state, and the jitted train and eval step."""
 
+from maxlite.training.finite import NonFiniteError, require_finite
 from maxlite.training.optimizers import make_optimizer
 from maxlite.training.schedules import make_schedule
 from maxlite.training.state import TrainState, abstract_state, create_state, init_state, state_shardings
@@ -7,6 +8,7 @@ from maxlite.training.step import Metrics, jit_train_step, make_eval_step, make_
 
 __all__ = [
     "Metrics",
+    "NonFiniteError",
     "TrainState",
     "abstract_state",
     "create_state",
@@ -16,5 +18,6 @@ __all__ = [
     "make_optimizer",
     "make_schedule",
     "make_train_step",
+    "require_finite",
     "state_shardings",
 ]

@@ -52,18 +52,13 @@ def make_optimizer(
     )
 
 
-def is_matrix(spec: PartitionSpec) -> bool:
-    """Whether a parameter with these logical axes maps the residual stream to or from something."""
-    names = _layer_axes(spec)
-    return "embed" in names and len(names) > 1
-
-
 def is_decayed(spec: PartitionSpec) -> bool:
     """Whether weight decay applies by default: to matrices, but not the token embedding, norms and biases.
 
-    The embedding is the matrix with `vocab` first, the untied output head the one with `vocab` last.
+    A matrix maps the residual stream (`embed`) to or from something. The embedding is the one with `vocab` first,
+    an untied output head the one with `vocab` last.
     """
-    return is_matrix(spec) and _layer_axes(spec)[0] != "vocab"
+    return _matrix_sides(spec) is not None and spec[0] != "vocab"
 
 
 def muon_dimensions(spec: PartitionSpec) -> MuonDimensionNumbers | None:
@@ -72,15 +67,17 @@ def muon_dimensions(spec: PartitionSpec) -> MuonDimensionNumbers | None:
     `layers` is in neither and so is a batch dimension: each layer is orthogonalised apart. The residual stream's
     side is one side of the matrix, all heads together the other.
     """
-    if not is_matrix(spec) or "vocab" in spec:
-        return None
+    sides = _matrix_sides(spec)
+    return MuonDimensionNumbers(*sides) if sides and "vocab" not in spec else None
+
+
+def _matrix_sides(spec: PartitionSpec) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The dimensions that are rows (inputs) and columns (outputs) of each layer's matrix; None if it is none."""
     embed = tuple(i for i, name in enumerate(spec) if name == "embed")
     other = tuple(i for i, name in enumerate(spec) if name != "embed" and name not in STACK_AXES)
-    return MuonDimensionNumbers(embed, other) if embed < other else MuonDimensionNumbers(other, embed)
-
-
-def _layer_axes(spec: PartitionSpec) -> tuple[str | None, ...]:
-    return tuple(name for name in spec if name not in STACK_AXES)
+    if not embed or not other:
+        return None
+    return (embed, other) if embed < other else (other, embed)
 
 
 def _direction(config: OptimizerConfig, axes: Any) -> optax.GradientTransformation:
@@ -119,7 +116,7 @@ def _muon(config: OptimizerConfig, axes: Any) -> optax.GradientTransformation:
 
 def _longer_side(matrix: jax.Array, spec: PartitionSpec) -> int:
     """Rows or columns of one layer's matrix, the larger. An orthogonal matrix's RMS is one over its root."""
-    return max(math.prod(matrix.shape[i] for i in side) for side in muon_dimensions(spec) or ())
+    return max(math.prod(matrix.shape[i] for i in side) for side in _matrix_sides(spec) or ((),))
 
 
 def _clip_by_layer_rms(axes: Any, threshold: float = 1.0) -> optax.GradientTransformation:

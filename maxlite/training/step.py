@@ -91,7 +91,7 @@ def jit_train_step(train_step: TrainStep, shardings: TrainState, batch_sharding:
 
 
 def make_eval_step(loss_fn: LossFn) -> Callable[[Any, Any], Any]:
-    """The jitted `(params, batch) -> LossSums`: add the sums over batches, then divide, for the mean over all targets."""
+    """The jitted `(params, batch) -> LossSums`: for the mean over many batches, add their sums first, then divide."""
     return jax.jit(loss_fn)
 
 
