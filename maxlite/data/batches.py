@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import numpy as np
 
@@ -76,6 +77,9 @@ class Dataset(ABC):
     num_eval_batches: int  # 0: nothing is held out
     steps_per_epoch: float  # updates that use each training sequence once; inf: sequences never repeat
 
+    def __init__(self) -> None:
+        self._open: WeakSet[TrainBatches] = WeakSet()
+
     @property
     @abstractmethod
     def _sequence(self) -> Any:
@@ -93,7 +97,9 @@ class Dataset(ABC):
         """
         if start_step < 0:
             raise ValueError(f"start_step {start_step}: the initial state is step 0")
-        return TrainBatches(self._sequence, start_step)
+        batches = TrainBatches(self._sequence, start_step)
+        self._open.add(batches)
+        return batches
 
     @abstractmethod
     def eval_batches(self, limit: int = -1) -> Iterator[Batch]:
@@ -106,8 +112,10 @@ class Dataset(ABC):
     def describe(self) -> str:
         """A few lines for people: documents, tokens, sequences, steps per epoch, where the cache is."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """Let go of files. Calling it again does nothing."""
+    def close(self) -> None:
+        """End the threads of every iterator that is still open. Calling it again does nothing."""
+        for batches in list(self._open):
+            batches.close()
 
     def __enter__(self) -> Self:
         return self

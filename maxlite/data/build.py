@@ -51,7 +51,8 @@ def build(config: DataConfig, tokenizer: Tokenizer, sources: Sources, directory:
     """
     started = time.monotonic()
     terminal = sys.stderr.isatty()
-    print(f"tokenising {len(sources.all)} text files, once, into {directory.parent}", file=sys.stderr, flush=True)
+    files = "1 text file" if len(sources.all) == 1 else f"{len(sources.all)} text files"
+    print(f"tokenising {files}, once, into {directory.parent}", file=sys.stderr, flush=True)
     # The first pass finds every fault of the input before the long second one, and what the split depends on.
     train = _Documents(sources.train, "text_files", config.text_column)
     held_out = _Documents(sources.held_out, "eval_text_files", config.text_column)
@@ -81,7 +82,7 @@ def build(config: DataConfig, tokenizer: Tokenizer, sources: Sources, directory:
             bar.update(len(text))
     if not train_writer.ends:
         raise InputError("eval_text_files: they hold every document of text_files, so none is left to train on")
-    files = [f"{name}.{kind}" for name in ("train", "held_out") for kind in ("tokens", "ends")]
+    written = [f"{name}.{kind}" for name in ("train", "held_out") for kind in ("tokens", "ends")]
     metadata = {
         "format": FORMAT,
         "dtype": dtype,
@@ -90,7 +91,8 @@ def build(config: DataConfig, tokenizer: Tokenizer, sources: Sources, directory:
         "characters": characters,
         "empty_documents": train.empty + held_out.empty,
         "overlapping_documents": overlapping,
-        "files": {name: sampled_hash(directory / name) for name in files},
+        "tail_held_out": split.tail_fraction > 0,
+        "files": {name: sampled_hash(directory / name) for name in written},
     }
     (directory / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
     tokens = train_writer.tokens + held_out_writer.tokens
@@ -128,7 +130,9 @@ class _Writer:
         self._name = name
         self._tokenizer = tokenizer
         self._dtype = dtype
-        self._bos, self._eos = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
+        self._bos, self._eos = (
+            np.array([] if i is None else [i], np.int32) for i in (tokenizer.bos_id, tokenizer.eos_id)
+        )
         self._texts: list[str] = []
         self._waiting = 0
 

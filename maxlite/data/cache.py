@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from maxlite.config import DataConfig, InputError
-from maxlite.data.build import FORMAT, METADATA, Sources, build
+from maxlite.data.build import END_DTYPE, FORMAT, METADATA, Sources, build
 from maxlite.data.fingerprint import content_hash, file_state, sampled_hash
 from maxlite.data.locks import exclusive, published_directory, remove_directory, remove_leftovers
-from maxlite.data.text import resolve_files
+from maxlite.data.text import kind_of, resolve_files
 from maxlite.data.tokenizer import Tokenizer
 from maxlite.data.windows import TokenStream
 
@@ -34,6 +35,7 @@ class TokenCache:
     characters: int  # of all text
     empty_documents: int  # left out
     overlapping_documents: int  # left out of train: eval_text_files holds them too
+    tail_held_out: bool  # there is one text, and its end is held out
     digest: str  # of the train tokens and document borders
 
 
@@ -46,36 +48,45 @@ def open_cache(config: DataConfig, tokenizer: Tokenizer) -> TokenCache:
 
     Raises InputError for text that cannot be read, and for a cache directory that cannot be written.
     """
-    if "://" in config.data_cache_directory:
-        raise InputError(f"data_cache_directory: {config.data_cache_directory} is a URL; give a local directory")
-    root = Path(config.data_cache_directory).expanduser() / "tokens"
     sources = Sources(
         train=resolve_files(config.text_files, "text_files"),
         held_out=resolve_files(config.eval_text_files, "eval_text_files"),
     )
+    root = _root(config)
     try:
         states = [file_state(path) for path in sources.all]
-        key = _key(config, tokenizer, sources, root.parent / "hashes")
+        key = _key(config, tokenizer, sources, root / "hashes")
     except OSError as error:
         raise InputError(f"text_files: {error.filename}: cannot be read: {error.strerror or error}") from error
-    target = root / key
+    target = root / "tokens" / key
     try:
-        return _load(target)
-    except FileNotFoundError:
-        pass
-    except _Damaged as error:
-        print(f"the token cache {target} is damaged ({error}); tokenising again", flush=True)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with exclusive(root / f"{key}.lock", f"waiting for another process to tokenise the text into {target}"):
+        try:
+            return _load(target)
+        except FileNotFoundError:
+            pass
+        except _Damaged as error:
+            print(f"the token cache {target} is damaged ({error}): tokenising again", file=sys.stderr, flush=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"waiting for another process, which is tokenising the text into {target}"
+        with exclusive(target.with_suffix(".lock"), waiting):
             _build_unless_there(config, tokenizer, sources, states, target)
         return _load(target)
     except (OSError, _Damaged) as error:
-        reason = error.strerror or error if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(
-            f"data_cache_directory: cannot keep tokenised text in {root}: {reason}; "
-            "free space there, or set data_cache_directory to a directory that can be written"
+            f"data_cache_directory: cannot keep tokenised text in {target.parent}: {reason}; "
+            "make room there, or set data_cache_directory to a directory that can be written"
         ) from error
+
+
+def _root(config: DataConfig) -> Path:
+    directory = config.data_cache_directory
+    if "://" in directory:
+        raise InputError(f"data_cache_directory: {directory} is a URL; give a local directory")
+    try:
+        return Path(directory).expanduser()
+    except RuntimeError as error:  # a user id without a home
+        raise InputError(f"data_cache_directory: {directory}: {error}; give a directory without ~") from error
 
 
 def _build_unless_there(
@@ -115,7 +126,7 @@ def _key(config: DataConfig, tokenizer: Tokenizer, sources: Sources, memory: Pat
 
 
 def _contents(paths: Sequence[Path], memory: Path) -> list[list[str]]:
-    return [["".join(path.suffixes[-2:]).lower(), content_hash(path, memory)] for path in paths]
+    return [[kind_of(path), content_hash(path, memory)] for path in paths]
 
 
 def _load(path: Path) -> TokenCache:
@@ -134,16 +145,23 @@ def _load(path: Path) -> TokenCache:
             characters=metadata["characters"],
             empty_documents=metadata["empty_documents"],
             overlapping_documents=metadata["overlapping_documents"],
+            tail_held_out=metadata["tail_held_out"],
             digest=hashlib.sha256(
                 "".join(metadata["files"][f"train.{kind}"] for kind in ("tokens", "ends")).encode()
             ).hexdigest(),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _Damaged(f"{type(error).__name__}: {error}") from error
+        raise _Damaged(f"{type(error).__name__} {error}") from error
 
 
 def _stream(path: Path, name: str, dtype: str) -> TokenStream:
-    tokens = path / f"{name}.tokens"
-    if tokens.stat().st_size == 0:  # an empty file cannot be mapped
-        return TokenStream(np.zeros(0, dtype), np.zeros(0, np.int64))
-    return TokenStream(np.memmap(tokens, dtype, "r"), np.fromfile(path / f"{name}.ends", np.int64))
+    tokens, ends = _mapped(path / f"{name}.tokens", dtype), _mapped(path / f"{name}.ends", END_DTYPE)
+    if len(tokens) != (ends[-1] if len(ends) else 0):
+        raise _Damaged(f"{name}.ends does not fit {name}.tokens")
+    return TokenStream(tokens, ends)
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))

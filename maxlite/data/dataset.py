@@ -57,8 +57,6 @@ def open_dataset(
 class TextDataset(Dataset):
     """Sequences of tokenised documents, in an order that the seed and the epoch decide."""
 
-    tokenizer: Tokenizer
-
     def __init__(
         self,
         config: DataConfig,
@@ -70,7 +68,9 @@ class TextDataset(Dataset):
         eval_rows: slice,
     ) -> None:
         """Raises InputError where the train documents are shorter than one sequence."""
+        super().__init__()
         self.tokenizer = tokenizer
+        self._tokenizer_ids = tokenizer.vocab_size
         self._cache = cache
         self._length = config.max_target_length
         self._global_batch_size = global_batch_size
@@ -131,13 +131,15 @@ class TextDataset(Dataset):
             )
             if count
         ]
+        held = f"{len(cache.held_out.ends):,} documents, {held_out:,} tokens"
+        if cache.tail_held_out:
+            held = f"the end of the only text, {held_out:,} tokens,"
         lines = [
-            f"data: {len(cache.train.ends):,} documents, {train:,} tokens to train on; "
-            f"{len(cache.held_out.ends):,} documents, {held_out:,} tokens held out"
+            f"data: {len(cache.train.ends):,} documents, {train:,} tokens to train on; {held} held out"
             + (f"; left out: {', '.join(left_out)}" if left_out else ""),
             f"sequences: {self._windows:,} of {self._length} tokens; an epoch is {self.steps_per_epoch:,.1f} steps "
             f"of {self._global_batch_size} sequences",
-            f"tokenizer: {self.tokenizer.vocab_size:,} ids, {cache.characters / (train + held_out):.2f} characters a "
+            f"tokenizer: {self._tokenizer_ids:,} ids, {cache.characters / (train + held_out):.2f} characters a "
             f"token; cache: {cache.path}",
         ]
         return "\n".join(lines)

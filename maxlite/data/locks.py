@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ ABANDONED_SECONDS = 7 * 24 * 3600.0
 
 
 @contextmanager
-def exclusive(lock_file: Path, waiting: str = "") -> Iterator[None]:
+def exclusive(lock_file: Path, waiting: str = "") -> Generator[None]:
     """Hold a lock file, waiting for it; `waiting` is told to the user if it takes a wait.
 
     The system frees it when its process ends in any way. On a file system without locks it does nothing: the
@@ -42,7 +42,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 @contextmanager
-def published_directory(target: Path) -> Iterator[Path]:
+def published_directory(target: Path) -> Generator[Path]:
     """A temporary directory that becomes `target` at the end of the block, whole; on an error it is removed.
 
     Hold the lock `target`.lock around it. If another process made `target` meanwhile, the one that is there stays.

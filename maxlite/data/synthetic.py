@@ -23,12 +23,13 @@ class SyntheticDataset(Dataset):
     steps_per_epoch = math.inf
 
     def __init__(self, config: DataConfig, *, vocab_size: int, global_batch_size: int, rows: slice) -> None:
+        super().__init__()
         self._length = config.max_target_length
-        self._seed = config.data_shuffle_seed
+        self._key = np.array([config.data_shuffle_seed, 0], np.uint64)
         self._vocab_size = vocab_size
         self._global_batch_size = global_batch_size
         self._rows = range(global_batch_size)[rows]
-        identity = ("synthetic", 1, self._length, self._seed, vocab_size, global_batch_size)
+        identity = ("synthetic", 1, self._length, config.data_shuffle_seed, vocab_size, global_batch_size)
         self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
     @cached_property
@@ -40,7 +41,8 @@ class SyntheticDataset(Dataset):
         tokens = np.empty((rows, length + 1), np.int32)
         for row, global_row in enumerate(self._rows):
             # A counter-based generator starts anywhere at no cost.
-            bits = np.random.Philox(key=self._seed, counter=[0, 0, index, global_row])
+            counter = np.array([0, 0, index, global_row], np.uint64)
+            bits = np.random.Philox(key=self._key, counter=counter)
             tokens[row] = np.random.Generator(bits).integers(self._vocab_size, size=length + 1, dtype=np.int32)
         ones = np.ones((rows, length), np.int32)
         return {

@@ -68,6 +68,11 @@ def _resolve(pattern: str) -> list[Path]:
     return found
 
 
+def kind_of(path: Path) -> str:
+    """The suffix, one of SUFFIXES, that tells how a file is read."""
+    return next(suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix))
+
+
 def read_documents(path: Path, *, text_column: str, key: str) -> Iterator[str]:
     """The documents of one file, in order; empty ones included. A .txt file is held in memory whole.
 

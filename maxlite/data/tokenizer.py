@@ -136,7 +136,7 @@ class SentencePieceTokenizer:
     def _encode_words(self, text: str, known: dict[str, list[int]]) -> np.ndarray:
         words = self._WORD.findall(text)
         distinct = set(words)
-        new = list(distinct - known.keys())
+        new = [word for word in distinct if word not in known]
         if len(known) + len(new) > self._MAX_CACHED_WORDS:
             known.clear()
             new = list(distinct)
