@@ -1,8 +1,9 @@
 """Every key, its type, default, unit and doc, declared once; YAML chain, environment and key=value; errors."""
 
 from maxlite.config.command import read_command, report_input_error
-from maxlite.config.errors import InputError
+from maxlite.config.errors import Exit, InputError
 from maxlite.config.resolve import Config, Resolved, resolve
+from maxlite.config.run_directory import RunDirectory
 from maxlite.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -12,20 +13,20 @@ from maxlite.config.sections import (
     RunConfig,
     TelemetryConfig,
 )
-from maxlite.config.show import config_yaml
 
 __all__ = [
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "Exit",
     "InputError",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "Resolved",
     "RunConfig",
+    "RunDirectory",
     "TelemetryConfig",
-    "config_yaml",
     "read_command",
     "report_input_error",
     "resolve",

@@ -1,6 +1,18 @@
-"""Errors that are the user's to mend: reported in a few lines, without a traceback, with exit status 2."""
+"""How a command ends: its exit statuses, and the errors that are the user's to mend."""
 
 from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit statuses of every command; one that lost something never exits 0."""
+
+    DONE = 0
+    BAD_INPUT = 2
+    SAVE_FAILED = 3
+    DIVERGED = 4
+    PREEMPTED = 5
 
 
 class InputError(Exception):

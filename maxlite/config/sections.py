@@ -192,3 +192,9 @@ class TelemetryConfig(Section):
         if self.eval_interval == 0:
             raise ValueError("eval_interval=0: give a number of steps, or -1 for only after the last step")
         return self
+
+    def evaluation_due(self, step: int, last: int) -> bool:
+        """Whether the held-out loss is wanted after `step` updates of `last`."""
+        if self.eval_steps == 0 or step == 0:
+            return False
+        return step == last or (self.eval_interval > 0 and step % self.eval_interval == 0)

@@ -7,8 +7,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maxlite.config import Config, InputError, config_yaml, resolve
+from maxlite.config import Config, InputError, resolve
 from maxlite.config.resolve import keys_of
+from maxlite.config.show import config_yaml
 
 KEYS = sorted(keys_of(Config))
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

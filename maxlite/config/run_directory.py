@@ -1,0 +1,78 @@
+"""The run directory: held by one process at a time, with the resolved config of the run in `config.yml`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from maxlite.config.errors import InputError
+from maxlite.config.resolve import Config, resolve
+from maxlite.config.show import config_yaml
+
+CONFIG_NAME = "config.yml"
+
+
+class RunDirectory:
+    """Context manager that makes the directory and locks it; `path` is where it is."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.path = Path(config.run.base_output_directory).expanduser() / config.run.run_name
+
+    def __enter__(self) -> Self:
+        """Takes the directory.
+
+        Raises:
+            InputError: it cannot be made, or another process is training this run.
+        """
+        key = f"base_output_directory={self._config.run.base_output_directory} run_name={self._config.run.run_name}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise InputError(f"{key}: {self.path} cannot be used: {error.strerror}") from error
+        try:
+            # The kernel drops the lock with the process, so a killed run leaves nothing to clean up.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock, 32, 0).decode() or "unknown"
+            os.close(self._lock)
+            raise InputError(
+                f"{key}: process {holder} is training in {self.path}; wait for it, or choose another run_name"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._lock)
+
+    def begin(self, step: int) -> list[str]:
+        """Writes `config.yml`; in words: where the run is, from which step it goes on, what changed since."""
+        last = self._config.run.steps
+        where = f"run directory: {self.path}"
+        if step == 0:
+            begins = "starting at step 0"
+        elif step < last:
+            begins = f"resuming from step {step} of {last}"
+        else:
+            begins = f"resuming from step {step}: nothing left of steps={last}"
+        changes = [f"config changed since the last start: {change}" for change in self._changes()]
+        temporary = self.path / f".{CONFIG_NAME}.tmp"
+        temporary.write_text(config_yaml(self._config), encoding="utf-8")
+        temporary.replace(self.path / CONFIG_NAME)  # whole or not at all
+        return [where, *changes, begins]
+
+    def _changes(self) -> list[str]:
+        """`key: before -> now` for every key that differs from when the run was last started."""
+        file = self.path / CONFIG_NAME
+        if not file.exists():
+            return []
+        try:
+            before = resolve(Config, str(file), (), {}).config.flat()
+        except InputError as error:  # written by another version: its keys may be gone
+            return list(error.problems)
+        now = self._config.flat()
+        return [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]

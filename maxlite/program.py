@@ -1,0 +1,201 @@
+"""What a run computes: model, optimizer and shardings put together into jitted functions on one mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from maxlite.config import Config, DataConfig, InputError
+from maxlite.data import Batch, Dataset, open_dataset
+from maxlite.model import Llama, LossSums, choose_attention, loss_sums, num_parameters, train_step_flops
+from maxlite.parallel import (
+    batch_sharding,
+    batch_shards,
+    constrain,
+    describe_mesh,
+    global_batch_size,
+    make_mesh,
+    param_shardings,
+    per_shard,
+    process_rows,
+    to_device,
+)
+from maxlite.signals import StopRequest
+from maxlite.telemetry.peak import peak_tflops
+from maxlite.telemetry.run_log import StepCost
+from maxlite.training import (
+    TrainState,
+    abstract_state,
+    create_state,
+    jit_train_step,
+    make_optimizer,
+    make_schedule,
+    make_train_step,
+    state_shardings,
+)
+
+Params = dict[str, Any]  # a nested dict of arrays, whose keys are the parameter paths of the checkpoint format
+
+BATCH_KEYS = ("inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A run's functions and the shapes they take.
+
+    graphdef: the model without its parameters: `nnx.merge(graphdef, params)` is the model.
+    abstract_state: a TrainState of `jax.ShapeDtypeStruct`s with shardings.
+    init_state: makes the state of step 0, born sharded.
+    jitted_train_step: `(state, batch) -> (state, metrics)`; the state is donated.
+    eval_step: `(params, batch) -> LossSums`, jitted.
+    rows, eval_rows: sequences in a global batch.
+    """
+
+    config: Config
+    mesh: Mesh
+    graphdef: nnx.GraphDef[Llama]
+    abstract_state: TrainState
+    init_state: Callable[[], TrainState]
+    jitted_train_step: Any
+    eval_step: Any
+    batch_sharding: NamedSharding
+    rows: int
+    eval_rows: int
+
+    @cached_property
+    def train_step(self) -> Any:
+        """The compiled train step. Compiled when first asked for, so that no step's time has it in."""
+        shape = jax.ShapeDtypeStruct(
+            (self.rows, self.config.data.max_target_length), jnp.int32, sharding=self.batch_sharding
+        )
+        return self.jitted_train_step.lower(self.abstract_state, dict.fromkeys(BATCH_KEYS, shape)).compile()
+
+    @property
+    def cost(self) -> StepCost:
+        """What a step processes."""
+        config, length = self.config, self.config.data.max_target_length
+        tokens = self.rows * length
+        flops = train_step_flops(config.model, tokens, length)
+        peak = peak_tflops(self.mesh.devices.flat[0].device_kind, config.model.dtype)
+        return StepCost(tokens, flops / self.mesh.size, peak)
+
+    def to_device(self, batch: Batch) -> dict[str, jax.Array]:
+        """Global arrays of a batch, from this process's rows."""
+        return to_device(batch, self.batch_sharding)
+
+    def evaluate(self, state: TrainState, batches: Iterable[Batch], stop: StopRequest) -> float | None:
+        """Mean loss in nats over every valid target of the batches; None if a signal asks to stop meanwhile."""
+        losses, targets = [], []
+        for batch in batches:
+            sums = self.eval_step(state.params, self.to_device(batch))
+            losses.append(float(sums.loss_sum))
+            targets.append(float(sums.num_targets))
+            if stop.requested:
+                return None
+        return math.fsum(losses) / math.fsum(targets)
+
+    def describe(self) -> list[str]:
+        """What will be computed where, a few lines for people."""
+        config = self.config
+        kernel, reason = choose_attention(
+            config.model,
+            platform=self.mesh.devices.flat[0].platform,
+            sequence_length=config.data.max_target_length,
+        )
+        return [
+            f"maxlite {version('maxlite')}, jax {jax.__version__}, {describe_mesh(self.mesh)}",
+            f"model: {num_parameters(config.model):,} parameters in {config.model.weight_dtype}, computed in "
+            f"{config.model.dtype}; attention {kernel} ({reason})",
+        ]
+
+
+def build_program(config: Config) -> Program:
+    """Builds the functions of a run over all devices; computes nothing yet.
+
+    Raises:
+        InputError: batch, devices and model do not fit each other.
+    """
+    mesh = make_mesh(config.parallel)
+    data, parts = config.data, batch_shards(mesh)
+    accumulation = config.optimizer.gradient_accumulation_steps
+    rows = global_batch_size(data.per_device_batch_size, mesh.size, accumulation, parts)
+    eval_rows = global_batch_size(data.eval_per_device_batch_size or data.per_device_batch_size, mesh.size, 1, parts)
+
+    platform = mesh.devices.flat[0].platform
+    make_model = partial(Llama, config.model, constrain=constrain(mesh), per_shard=per_shard(mesh), platform=platform)
+    # Made abstractly here for its structure, and later inside jit, where every array is born sharded.
+    graphdef, variables = nnx.split(nnx.eval_shape(lambda: make_model(rngs=nnx.Rngs(0))))
+    axes = nnx.to_pure_dict(nnx.get_partition_spec(variables))
+
+    def init_params() -> Params:
+        return nnx.to_pure_dict(nnx.state(make_model(rngs=nnx.Rngs(config.run.init_weights_seed))))
+
+    def loss_fn(params: Params, batch: Batch) -> LossSums:
+        return loss_sums(nnx.merge(graphdef, params), batch, config.model)
+
+    schedule = make_schedule(config.optimizer, config.run.steps)
+    optimizer = make_optimizer(config.optimizer, schedule, axes)
+    abstract = abstract_state(init_params, optimizer)
+    shardings = state_shardings(abstract, param_shardings(mesh, abstract.params, axes))
+    train_step = make_train_step(loss_fn, optimizer, schedule, config.optimizer)
+    return Program(
+        config=config,
+        mesh=mesh,
+        graphdef=graphdef,
+        abstract_state=jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+        ),
+        init_state=lambda: create_state(init_params, optimizer, shardings),
+        jitted_train_step=jit_train_step(train_step, shardings, batch_sharding(mesh)),
+        eval_step=jax.jit(loss_fn, in_shardings=(shardings.params, batch_sharding(mesh))),
+        batch_sharding=batch_sharding(mesh),
+        rows=rows,
+        eval_rows=eval_rows,
+    )
+
+
+def open_data(program: Program) -> Dataset:
+    """The data set of the run, for the rows that this process supplies. A context manager."""
+    config, sharding = program.config, program.batch_sharding
+    return open_dataset(
+        config.data,
+        vocab_size=config.model.vocab_size,
+        global_batch_size=program.rows,
+        eval_batch_size=program.eval_rows,
+        rows=process_rows(sharding, program.rows),
+        eval_rows=process_rows(sharding, program.eval_rows),
+    )
+
+
+def run_metadata(program: Program, data: Dataset) -> dict[str, Any]:
+    """What every checkpoint says about the run that made it."""
+    return {
+        "config": program.config.flat(),
+        "data_fingerprint": data.fingerprint,
+        "versions": {name: version(name) for name in ("maxlite", "jax", "flax", "optax", "orbax-checkpoint", "grain")},
+    }
+
+
+def require_same_data(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Refuses to go on with other batches than those the checkpoint's run would have seen.
+
+    Raises:
+        InputError: the fingerprint of the data differs.
+    """
+    if saved is not None and saved["data_fingerprint"] != now["data_fingerprint"]:
+        keys = [*DataConfig.model_fields, "gradient_accumulation_steps"]
+        changed = [key for key in keys if saved["config"].get(key) != now["config"][key]]
+        why = f"changed: {', '.join(changed)}" if changed else "the text itself, or a library, changed"
+        raise InputError(
+            f"the checkpoint was made with other data ({why}); its step would mean another place in the data. "
+            "Restore what changed, or use another run_name"
+        )

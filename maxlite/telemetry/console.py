@@ -1,0 +1,66 @@
+"""The screen: lines on standard output, and on a terminal a progress bar below them on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from tqdm import tqdm
+
+
+class Console:
+    """Prints lines; with `start`, shows how far the run is and how long it will take."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def start(self, step: int, last_step: int) -> None:
+        """Shows the progress bar, if standard error is a terminal."""
+        self._bar = tqdm(initial=step, total=last_step, unit="step", dynamic_ncols=True, leave=False, disable=None)
+
+    def progress(self, step: int) -> None:
+        """Moves the bar to `step`."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def line(self, text: str) -> None:
+        """Prints a line above the bar; flushed, since a log is read while the run goes on."""
+        if self._bar is not None and not self._bar.disable:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+        else:
+            print(text, flush=True)
+
+    def lines(self, *texts: str | Sequence[str]) -> None:
+        """Prints each text, or each of its lines."""
+        for text in texts:
+            for line in [text] if isinstance(text, str) else text:
+                self.line(line)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+
+
+def step_line(record: Mapping[str, Any], last_step: int, seconds_left: float) -> str:
+    """One logged step for a person to read."""
+    peak = f" ({record['peak_share']:.0%} of peak)" if "peak_share" in record else ""
+    return (
+        f"step {record['step']}/{last_step}  loss {record['loss']:.4f}  lr {record['learning_rate']:.2e}  "
+        f"grad norm {record['grad_norm']:.2f}  {record['step_seconds']:.3f} s/step  "
+        f"{record['tokens_per_second']:,.0f} tokens/s  {record['tflops_per_device']:.3f} TFLOP/s/device{peak}  "
+        f"at risk {record['work_at_risk_seconds']:.1f} s  left {duration(seconds_left)}"
+    )
