@@ -123,26 +123,29 @@ class TextDataset(Dataset):
     def describe(self) -> str:
         cache = self._cache
         train, held_out = (len(stream.tokens) for stream in (cache.train, cache.held_out))
-        left_out = [
-            f"{count} {why}"
-            for count, why in (
-                (cache.empty_documents, "empty documents"),
-                (cache.overlapping_documents, "documents that eval_text_files hold too"),
-            )
-            if count
-        ]
-        held = f"{len(cache.held_out.ends):,} documents, {held_out:,} tokens"
+        held = f"{_count(len(cache.held_out.ends), 'document')}, {held_out:,} tokens"
         if cache.tail_held_out:
             held = f"the end of the only text, {held_out:,} tokens,"
-        lines = [
-            f"data: {len(cache.train.ends):,} documents, {train:,} tokens to train on; {held} held out"
-            + (f"; left out: {', '.join(left_out)}" if left_out else ""),
-            f"sequences: {self._windows:,} of {self._length} tokens; an epoch is {self.steps_per_epoch:,.1f} steps "
-            f"of {self._global_batch_size} sequences",
-            f"tokenizer: {self._tokenizer_ids:,} ids, {cache.characters / (train + held_out):.2f} characters a "
-            f"token; cache: {cache.path}",
+        left_out = [
+            f"; left out: {_count(documents, kind)}{why}"
+            for documents, kind, why in (
+                (cache.empty_documents, "empty document", ""),
+                (cache.overlapping_documents, "document", " of text_files, held out by eval_text_files"),
+            )
+            if documents
         ]
-        return "\n".join(lines)
+        return (
+            f"data: {_count(len(cache.train.ends), 'document')}, {train:,} tokens to train on; {held} held out"
+            f"{''.join(left_out)}\n"
+            f"sequences: {self._windows:,} of {self._length} tokens; an epoch is {self.steps_per_epoch:,.1f} steps "
+            f"of {_count(self._global_batch_size, 'sequence')}\n"
+            f"tokenizer: {self._tokenizer_ids:,} ids, {cache.characters / (train + held_out):.2f} characters a token; "
+            f"cache: {cache.path}"
+        )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _eval_order(windows: int, batch_size: int) -> np.ndarray:

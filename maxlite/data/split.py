@@ -54,11 +54,14 @@ def plan_split(hashes: np.ndarray, fraction: float) -> Split:
 
 
 def _cut_tail(text: str, fraction: float) -> tuple[str, str]:
-    """A text cut after the last paragraph (line, word) that ends before its last `fraction`."""
-    target = round(len(text) * (1 - fraction))
+    """A text cut at the break between paragraphs (else lines, words) nearest to the start of its last `fraction`."""
+    wanted = min(max(1, round(len(text) * fraction)), len(text) - 1)
+    target = len(text) - wanted
     for separator in ("\n\n", "\n", " "):
-        found = text.rfind(separator, 0, target)
-        # A cut far from the place asked for would hold out much more than asked.
-        if found >= 0 and len(text) - found <= 2 * (len(text) - target):
-            return text[: found + len(separator)], text[found + len(separator) :]
+        breaks = [text.rfind(separator, 0, target), text.find(separator, max(0, target - len(separator)))]
+        cuts = [found + len(separator) for found in breaks if found >= 0]
+        cut = min(cuts, key=lambda cut: abs(cut - target), default=0)
+        # Further off, much more or less would be held out than asked for.
+        if wanted / 2 <= len(text) - cut <= min(wanted * 2, len(text) - 1):
+            return text[:cut], text[cut:]
     return text[:target], text[target:]

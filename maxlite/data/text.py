@@ -80,7 +80,7 @@ def read_documents(path: Path, *, text_column: str, key: str) -> Iterator[str]:
     """
     try:
         if path.name.lower().endswith(".txt"):
-            yield _decode(path.read_bytes().removeprefix(_BOM), f"{key}: {path}", 0)
+            yield _decode(path.read_bytes(), f"{key}: {path}", 0)
         else:
             yield from _read_json_lines(path, text_column, key)
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
@@ -95,9 +95,7 @@ def _read_json_lines(path: Path, text_column: str, key: str) -> Iterator[str]:
     with cast(BinaryIO, opener(path, "rb")) as file:
         for number, line in enumerate(file, start=1):
             start, offset = offset, offset + len(line)
-            if number == 1:
-                line = line.removeprefix(_BOM)
-            if line.strip():
+            if line.removeprefix(_BOM).strip():
                 where = f"{key}: {path}:{number}"
                 yield _text_of(_decode(line, where, start), text_column, where)
 
@@ -127,6 +125,9 @@ def _text_of(line: str, text_column: str, where: str) -> str:
 
 
 def _decode(data: bytes, where: str, offset: int) -> str:
+    """Text of UTF-8 bytes that lie at `offset` of a file, without the mark that some programs begin files with."""
+    if offset == 0 and data.startswith(_BOM):
+        data, offset = data[len(_BOM) :], len(_BOM)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
