@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -124,6 +125,8 @@ def build_program(config: Config) -> Program:
     Raises:
         InputError: batch, devices and model do not fit each other.
     """
+    if config.run.jax_cache_dir is not None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(config.run.jax_cache_dir).expanduser()))
     mesh = make_mesh(config.parallel)
     data, parts = config.data, batch_shards(mesh)
     accumulation = config.optimizer.gradient_accumulation_steps
@@ -139,7 +142,7 @@ def build_program(config: Config) -> Program:
     def init_params() -> Params:
         return nnx.to_pure_dict(nnx.state(make_model(rngs=nnx.Rngs(config.run.init_weights_seed))))
 
-    def loss_fn(params: Params, batch: Batch) -> LossSums:
+    def loss_fn(params: Params, batch: dict[str, jax.Array]) -> LossSums:
         return loss_sums(nnx.merge(graphdef, params), batch, config.model)
 
     schedule = make_schedule(config.optimizer, config.run.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,16 +41,25 @@ class MetricsFile:
         Raises:
             OSError: the disk is full or gone.
         """
-        line = (json.dumps(record, allow_nan=True) + "\n").encode()
+        line = (_encode(record) + "\n").encode()
         self._end += os.pwrite(self._file, line, self._end)
         self._last = dict(record)
 
     def extend_last(self, values: Mapping[str, Any]) -> None:
         """Adds values to the last line in one write over its end, so that a kill leaves the old line or the new."""
-        tail = (", " + json.dumps(values, allow_nan=True)[1:] + "\n").encode()
+        tail = (", " + _encode(values)[1:] + "\n").encode()
         end = os.pwrite(self._file, tail, self._end - 2)
         self._end += end - 2
         self._last = {**self._last, **values}
+
+
+def _encode(record: Mapping[str, Any]) -> str:
+    """JSON; a number that is not finite, which JSON has not, as null. Python's repr of a float reads back exactly."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }
+    return json.dumps(finite, allow_nan=False)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -67,6 +67,8 @@ class RunLog:
             return
         record = self._record(done)
         self._write(record, self._file.append)
+        if not done.metrics["finite"]:
+            self._console.line(f"step {done.step}: the loss or its gradient is not finite; update refused")
         left = (self._last_step - done.step) * statistics.median(self._seconds[-100:])
         self._console.line(step_line(record, self._last_step, left))
 

@@ -20,7 +20,7 @@ def require_finite(step: int, metrics: Mapping[str, float], config: OptimizerCon
     if metrics["finite"] or config.on_nonfinite == "skip":
         return
     raise NonFiniteError(
-        f"step {step} is not finite: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, on batch {step}; its "
-        f"update was refused and nothing of it was saved. Lower learning_rate, or set on_nonfinite=skip to leave such "
+        f"step {step} is not finite: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, on batch {step}; "
+        f"its update was refused and nothing of it was saved. Lower learning_rate, or set on_nonfinite=skip to leave such "
         f"batches out"
     )

@@ -1,0 +1,255 @@
+"""Training as a user does it: start, stop, kill, resume, and what is on disk and on the screen after it."""
+
+import json
+import math
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from maxlite.checkpoint import layout
+from maxlite.checkpoint.orbax_io import describe, read_arrays
+from maxlite.telemetry.metrics_file import read_metrics
+
+CONTINUOUS = ["enable_continuous_checkpointing=true"]
+
+
+def committed(run):
+    return layout.steps(layout_path(run))[0]
+
+
+def layout_path(run):
+    from etils import epath
+
+    return epath.Path(run.directory / "checkpoints")
+
+
+def state_bytes(run, step):
+    """Every array of a checkpoint, as bytes, by name."""
+    import jax
+
+    path = layout.step_path(layout_path(run), step)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=device)
+        for name, info in describe(path).items()
+    }
+    return {name: np.asarray(array).tobytes() for name, array in read_arrays(path, wanted).items()}
+
+
+def losses(run):
+    return [
+        {key: record.get(key) for key in ("step", "loss", "grad_norm", "learning_rate", "eval_loss")}
+        for record in read_metrics(run.directory / "metrics.jsonl")
+    ]
+
+
+def wait_for_step(run, process, step):
+    """Waits until the run has logged `step`."""
+    deadline = time.monotonic() + 120
+    metrics = run.directory / "metrics.jsonl"
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and any(record["step"] >= step for record in read_metrics(metrics)):
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()}")
+
+
+def test_a_run_ends_with_its_state_saved_its_metrics_on_file_and_the_way_on(make_run):
+    run = make_run("a")
+    output = run.train("steps=12", "eval_interval=10", *CONTINUOUS)
+    records = read_metrics(run.directory / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 5, 10, 12]
+    keys = {"step", "loss", "learning_rate", "grad_norm", "step_seconds", "tokens_per_second", "work_at_risk_seconds"}
+    assert all(keys <= record.keys() for record in records)
+    assert [record["step"] for record in records if "eval_loss" in record] == [10, 12]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert committed(run)[0] == 12
+    assert "steps: 12" in (run.directory / "config.yml").read_text()
+
+    tail = output.split("\n\n")[-1]
+    for row in (
+        "final step",
+        "held-out loss",
+        "tokens/s",
+        "saves committed",
+        "interval P50",
+        "blocked",
+        "run directory",
+    ):
+        assert re.search(rf"^{re.escape(row)} ", tail, re.MULTILINE), row
+    assert f"{records[-1]['eval_loss']:.4f}" in tail
+    assert re.search(r"^resume +python -m maxlite.train .*steps=24$", tail, re.MULTILINE)
+    assert re.search(rf"^sample +python -m maxlite.generate {run.directory} ", tail, re.MULTILINE)
+
+    again = run.train("steps=12", "eval_interval=10", *CONTINUOUS)
+    assert "resuming from step 12" in again
+    assert "nothing left" in again
+    assert read_metrics(run.directory / "metrics.jsonl") == records
+
+    longer = run.train("steps=20", "eval_interval=10", *CONTINUOUS)
+    assert "resuming from step 12 of 20" in longer
+    assert "steps: 12 -> 20" in longer
+    assert committed(run)[0] == 20
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_cut_twice_is_bitwise_the_run_never_cut(make_run, how):
+    arguments = ["steps=400", "eval_interval=100", "lr_schedule_type=cosine", *CONTINUOUS]
+    whole, cut = make_run("whole"), make_run("cut")
+    whole.train(*arguments)
+    for step in (60, 220):
+        process = cut.start(*arguments)
+        wait_for_step(cut, process, step)
+        process.send_signal(how)
+        output, _ = process.communicate(timeout=120)
+        if how == signal.SIGKILL:
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert process.returncode == 5, output
+            assert "saving, then leaving" in output
+            assert f"final step       {committed(cut)[0]} of 400" in output
+        assert 0 < committed(cut)[0] < 400, "the cut came too late to prove anything"
+    assert "resuming from step" in cut.train(*arguments)
+    assert state_bytes(cut, 400) == state_bytes(whole, 400)
+    assert losses(cut) == losses(whole)
+
+
+def test_a_run_done_in_two_parts_with_fixed_saves_and_accumulation_is_the_same(make_run):
+    arguments = [
+        "gradient_accumulation_steps=2",
+        "checkpoint_period=7",
+        "learning_rate_schedule_steps=30",
+        "opt_type=muon",
+    ]
+    whole, parts = make_run("whole"), make_run("parts")
+    whole.train("steps=30", *arguments)
+    parts.train("steps=17", *arguments)
+    parts.train("steps=30", *arguments)
+    assert state_bytes(parts, 30) == state_bytes(whole, 30)
+    assert {30, 17} <= set(committed(parts))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_leaves_with_its_own_status(make_run, number):
+    run = make_run("a")
+    process = run.start("steps=1000")
+    while not run.directory.exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 5, output
+    assert "Traceback" not in output
+    assert run.train("steps=3")
+
+
+def test_a_second_signal_leaves_at_once(make_run):
+    run = make_run("a")
+    process = run.start("steps=100000", "eval_steps=0")
+    wait_for_step(run, process, 5)
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGINT, -signal.SIGTERM)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(make_run):
+    run = make_run("a")
+    exploding = ["steps=40", "learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0", *CONTINUOUS]
+    output = run.train(*exploding, expect=4)
+    step = int(re.search(r"error: step (\d+) is not finite", output).group(1))
+    assert f"batch {step}" in output
+    assert all(saved < step for saved in committed(run))
+    for saved in committed(run):
+        for name, data in state_bytes(run, saved).items():
+            if name.startswith("params/"):
+                assert np.isfinite(np.frombuffer(data, np.float32)).all()
+
+
+def test_a_loss_that_is_not_finite_can_be_skipped(make_run):
+    run = make_run("a")
+    exploding = ["steps=12", "learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0"]
+    output = run.train(*exploding, "on_nonfinite=skip", "eval_steps=0")
+    assert "update refused" in output
+    assert committed(run)[0] == 12
+
+
+def test_other_data_is_refused_on_resume(make_run):
+    run = make_run("a")
+    run.train("steps=4")
+    output = run.train("steps=8", "data_shuffle_seed=1", expect=2)
+    assert "data_shuffle_seed" in output
+    assert "another run_name" in output
+    assert committed(run) == [4]
+    assert "steps: 4" in (run.directory / "config.yml").read_text()
+
+
+def test_another_model_is_refused_on_resume(make_run):
+    run = make_run("a")
+    run.train("steps=4")
+    output = run.train("steps=8", "base_mlp_dim=128", expect=2)
+    assert "layers/mlp/down/kernel" in output
+
+
+def test_a_run_directory_is_one_processs_at_a_time(make_run):
+    run = make_run("a")
+    process = run.start("steps=1000000", "eval_steps=0")
+    wait_for_step(run, process, 1)
+    output = run.train("steps=4", expect=2)
+    assert str(process.pid) in output
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 5
+
+
+def test_a_directory_that_cannot_be_made_is_bad_input(make_run):
+    run = make_run("a")
+    (run.folder / "runs").write_text("a file")
+    assert "base_output_directory" in run.train("steps=4", expect=2)
+
+
+def test_a_final_state_that_cannot_be_saved_is_not_a_success(make_run):
+    run = make_run("a")
+    process = run.start("steps=200", "eval_steps=0", "checkpoint_period=1000000")
+    wait_for_step(run, process, 5)
+    (run.directory / "checkpoints").rmdir()
+    (run.directory / "checkpoints").write_text("not a directory")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 3, output
+    assert "step 200" in output
+
+
+def test_without_checkpointing_nothing_is_saved(make_run):
+    run = make_run("a")
+    run.train("steps=4", "enable_checkpointing=false")
+    assert not (run.directory / "checkpoints").exists()
+
+
+def test_synthetic_data_and_no_evaluation(make_run):
+    run = make_run("a")
+    output = run.train("steps=4", "dataset_type=synthetic")
+    assert "not evaluated" in output
+    assert math.isfinite(read_metrics(run.directory / "metrics.jsonl")[-1]["loss"])
+
+
+def test_the_loss_does_not_depend_on_the_devices(make_run):
+    one, eight = make_run("one"), make_run("eight")
+    one.train("steps=6", "log_period=1", "per_device_batch_size=8")
+    eight.train("steps=6", "log_period=1", "per_device_batch_size=1", devices=8)
+    pairs = zip(losses(one), losses(eight), strict=True)
+    assert all(abs(a["loss"] - b["loss"]) < 1e-5 for a, b in pairs)
+
+
+def test_metrics_are_json_that_any_reader_takes(make_run):
+    run = make_run("a")
+    run.train("steps=12", "learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0", expect=4)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    for line in (run.directory / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
