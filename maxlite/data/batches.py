@@ -8,8 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
-import numpy as np
-
 from maxlite.data.tokenizer import Tokenizer
 from maxlite.data.windows import Batch
 
@@ -31,9 +29,11 @@ def window_order(windows: int, *, seed: int | None) -> Any:
     return order.repeat()
 
 
-def batch_sequence(order: Any, global_batch_size: int, make: Callable[[np.ndarray], Batch]) -> Any:
-    """Grain MapDataset: element N-1 is batch N, made of the next `global_batch_size` indexes of `order`."""
-    return order.batch(global_batch_size, batch_fn=np.array).map(make)
+def batch_sequence(make: Callable[[int], Batch]) -> Any:
+    """Grain MapDataset without end: element N-1, which is batch N, is make(N-1)."""
+    import grain
+
+    return grain.MapDataset.range(2**62).map(make)
 
 
 class TrainBatches(Iterator[Batch]):

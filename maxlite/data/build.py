@@ -40,6 +40,10 @@ class Sources:
     def all(self) -> list[Path]:
         return [*self.train, *self.held_out]
 
+    def key_of(self, path: Path) -> str:
+        """The config key that names a file."""
+        return "text_files" if path in self.train else "eval_text_files"
+
 
 def build(config: DataConfig, tokenizer: Tokenizer, sources: Sources, directory: Path) -> None:
     """Write the tokens of all text into `directory`: for train and held_out each,

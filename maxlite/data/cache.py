@@ -57,7 +57,8 @@ def open_cache(config: DataConfig, tokenizer: Tokenizer) -> TokenCache:
         states = [file_state(path) for path in sources.all]
         key = _key(config, tokenizer, sources, root / "hashes")
     except OSError as error:
-        raise InputError(f"text_files: {error.filename}: cannot be read: {error.strerror or error}") from error
+        named_by = sources.key_of(Path(error.filename))
+        raise InputError(f"{named_by}: {error.filename}: cannot be read: {error.strerror or error}") from error
     target = root / "tokens" / key
     try:
         try:
@@ -108,7 +109,8 @@ def _build_unless_there(
             if not path.exists() or file_state(path) != state
         ]
         if changed:
-            raise InputError(f"text_files: {changed[0]}: changed while it was read; start again when it is complete")
+            named_by = sources.key_of(changed[0])
+            raise InputError(f"{named_by}: {changed[0]}: changed while it was read; start again when it is complete")
 
 
 def _key(config: DataConfig, tokenizer: Tokenizer, sources: Sources, memory: Path) -> str:

@@ -74,7 +74,7 @@ class TextDataset(Dataset):
         self._cache = cache
         self._length = config.max_target_length
         self._global_batch_size = global_batch_size
-        self._rows = rows
+        self._rows = range(global_batch_size)[rows]
         self._eval_rows = eval_rows
         self._windows = cache.train.full_windows(self._length)
         if not self._windows:
@@ -111,10 +111,13 @@ class TextDataset(Dataset):
 
     @cached_property
     def _sequence(self) -> Any:
-        return batch_sequence(self._order, self._global_batch_size, self._train_batch)
+        return batch_sequence(self._train_batch)
 
-    def _train_batch(self, indexes: np.ndarray) -> Batch:
-        return cut_windows(self._cache.train, indexes[self._rows], self._length)
+    def _train_batch(self, index: int) -> Batch:
+        # Only this process's rows are looked up: it takes 10 us each, and a global batch may have thousands.
+        first = index * self._global_batch_size
+        windows = np.array([self._order[first + row] for row in self._rows], np.int64)
+        return cut_windows(self._cache.train, windows, self._length)
 
     def eval_batches(self, limit: int = -1) -> Iterator[Batch]:
         for indexes in islice(self._eval_order, None if limit < 0 else limit):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from maxlite.config import DataConfig
-from maxlite.data.batches import Dataset, window_order
+from maxlite.data.batches import Dataset, batch_sequence
 from maxlite.data.windows import Batch
 
 
@@ -34,7 +34,7 @@ class SyntheticDataset(Dataset):
 
     @cached_property
     def _sequence(self) -> Any:
-        return window_order(2**31 - 1, seed=None).map(self._batch)
+        return batch_sequence(self._batch)
 
     def _batch(self, index: int) -> Batch:
         rows, length = len(self._rows), self._length
