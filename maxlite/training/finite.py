@@ -21,6 +21,6 @@ def require_finite(step: int, metrics: Mapping[str, float], config: OptimizerCon
         return
     raise NonFiniteError(
         f"step {step} is not finite: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, on batch {step}; "
-        f"its update was refused and nothing of it was saved. Lower learning_rate, or set on_nonfinite=skip to leave such "
-        f"batches out"
+        "its update was refused and nothing of it was saved. Lower learning_rate, or leave such batches out with "
+        "on_nonfinite=skip"
     )
