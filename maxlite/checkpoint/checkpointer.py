@@ -21,7 +21,8 @@ from maxlite.checkpoint.stats import Commit, SaveStats
 from maxlite.checkpoint.tree import ArrayInfo, array_infos, differences, named_leaves
 from maxlite.config import CheckpointConfig, InputError
 
-FINAL_ATTEMPTS = 3
+FINAL_ATTEMPTS = 2
+HANG_GRACE_SECONDS = 10.0  # Orbax gives up a write at the timeout; this is for what it does not bound
 
 
 class _Committed(NamedTuple):
@@ -37,6 +38,7 @@ class _Pending(NamedTuple):
     step: int
     started: float
     result: concurrent.futures.Future[_Committed]
+    abandoned: threading.Event  # set: its thread hangs, and must touch nothing when it wakes up
 
 
 class Checkpointer:
@@ -66,7 +68,9 @@ class Checkpointer:
         self._clock = clock
         self._report = report
         self._policy = SavePolicy(config)
+        self._longest_save_seconds = config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS
         self._pending: _Pending | None = None
+        self._final_attempts_left: int | None = None  # None: not in save_final
         self._writer: orbax_io.Writer | None = None
         self._damaged: frozenset[int] = frozenset()
 
@@ -150,13 +154,14 @@ class Checkpointer:
         try:
             self._await_pending()
             committed = step == self.stats.last_committed_step
-            for _ in range(FINAL_ATTEMPTS):
+            for self._final_attempts_left in reversed(range(FINAL_ATTEMPTS)):
                 committed = committed or (self._start(step, state) and self._await_pending())
                 problem = _problem_on_storage(path, infos) if committed else self.stats.last_failure
                 if not problem:
                     return
                 committed = False
         finally:
+            self._final_attempts_left = None
             self.stats.blocked_seconds += self._clock() - began
         raise SaveError(f"the final state, step {step}, is not saved in {self.directory}: {problem}")
 
@@ -167,8 +172,8 @@ class Checkpointer:
             return
         if pending.result.done():
             self._settle(pending)
-        elif self._clock() - pending.started > self._config.checkpoint_timeout_seconds:
-            self._failed(pending.step, self._timed_out())
+        elif self._clock() - pending.started > self._longest_save_seconds:
+            self._abandon(pending)
 
     def wait(self) -> None:
         """Blocks until no save is being written, for `checkpoint_timeout_seconds` at most."""
@@ -212,11 +217,14 @@ class Checkpointer:
             self._reclaim(step, error)
             self._failed(step, error)
             return False
-        writer = self._writer
-        self._pending = _Pending(step, now, _in_thread(lambda: self._commit(writer, step, infos)))
+        writer, abandoned = self._writer, threading.Event()
+        result = _in_thread(lambda: self._commit(writer, step, infos, abandoned))
+        self._pending = _Pending(step, now, result, abandoned)
         return True
 
-    def _commit(self, writer: orbax_io.Writer, step: int, infos: Mapping[str, ArrayInfo]) -> _Committed:
+    def _commit(
+        self, writer: orbax_io.Writer, step: int, infos: Mapping[str, ArrayInfo], abandoned: threading.Event
+    ) -> _Committed:
         """Runs in the background: sees a save through, looks at what is there, then deletes what is not kept."""
         path = layout.step_path(self.directory, step)
         try:
@@ -226,9 +234,11 @@ class Checkpointer:
                 raise SaveError(f"the save ended without an error, but on storage {problem}")
             storage.make_durable(path)
         except Exception as error:
-            self._reclaim(step, error)
+            if not abandoned.is_set():
+                self._reclaim(step, error)
             raise
-        return _Committed(self._clock(), self._delete_old(step))
+        committed_at = self._clock()
+        return _Committed(committed_at, [] if abandoned.is_set() else self._delete_old(step))
 
     def _reclaim(self, step: int, error: Exception) -> None:
         """Removes what a failed save left."""
@@ -259,14 +269,15 @@ class Checkpointer:
         pending = self._pending
         if pending is None:
             return False
-        concurrent.futures.wait([pending.result], timeout=self._config.checkpoint_timeout_seconds)
+        concurrent.futures.wait([pending.result], timeout=self._longest_save_seconds)
         if pending.result.done():
             return self._settle(pending)
-        self._failed(pending.step, self._timed_out())
+        self._abandon(pending)
         return False
 
-    def _timed_out(self) -> TimeoutError:
-        return TimeoutError(f"not committed within {self._config.checkpoint_timeout_seconds:g} s")
+    def _abandon(self, pending: _Pending) -> None:
+        pending.abandoned.set()
+        self._failed(pending.step, TimeoutError(f"not committed within {self._longest_save_seconds:g} s"))
 
     def _settle(self, pending: _Pending) -> bool:
         error = pending.result.exception()
@@ -290,7 +301,10 @@ class Checkpointer:
         self.stats.failed += 1
         self.stats.last_failure = in_words(error)
         delay = self._policy.failed(self._clock())
-        self._report(f"save of step {step} failed, next try in {delay:.0f} s or later: {self.stats.last_failure}")
+        if self._final_attempts_left == 0:
+            return  # SaveError says it
+        then = f"next try in {delay:.0f} s or later" if self._final_attempts_left is None else "trying again at once"
+        self._report(f"save of step {step} failed, {then}: {self.stats.last_failure}")
 
 
 def _problem_on_storage(path: epath.Path, infos: Mapping[str, ArrayInfo]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST_MESSAGE = 300
+
 
 class CheckpointError(Exception):
     """A save or a restore failed for good."""
@@ -27,5 +29,6 @@ def _message(error: BaseException) -> str:
     text = " ".join(str(error).split())
     for tail in (" [tensorstore_spec", " [source locations"):
         text = text.split(tail, 1)[0]
-    text = text if len(text) <= 300 else text[:297] + "..."
+    if len(text) > LONGEST_MESSAGE:  # what failed is at the start, why at the end, long paths between
+        text = f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 2 :]}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -7,8 +7,10 @@ failed and forgets steps that are intact.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +22,33 @@ from maxlite.checkpoint import layout
 from maxlite.checkpoint.tree import ArrayInfo, array_infos, named_leaves, nested
 
 
-class _ErrorsOnly(logging.Filter):
-    """Drops what Orbax logs below an error: a dozen lines per save otherwise."""
+class _Quiet(logging.Filter):
+    """Drops Orbax's log: a dozen lines per save, and hundreds per failed one, from each of its threads again.
+
+    Nothing is lost with it: a failure comes back as an exception, or is found by looking at storage, and is
+    then reported once.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR or "/orbax/" not in record.pathname
+        return record.levelno > logging.ERROR or "/orbax/" not in record.pathname
 
 
-logging.getLogger("absl").addFilter(_ErrorsOnly())
+logging.getLogger("absl").addFilter(_Quiet())
+
+
+@functools.cache  # once
+def _quiet_unraisable() -> None:
+    """Drops what the other reads and writes of a failed operation print when they end after it."""
+    previous = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        late_write = unraisable.object is None and str(unraisable.exc_value) == "Event loop is closed"
+        code = getattr(unraisable.object, "cr_code", None)
+        late_read = code is not None and "/orbax/" in code.co_filename
+        if not (late_write or late_read):
+            previous(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:
@@ -40,7 +61,10 @@ class Writer:
     """Writes one step at a time in the background."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._orbax = ocp.AsyncCheckpointer(_handler(), timeout_secs=math.ceil(timeout_seconds))
+        _quiet_unraisable()
+        # A directory made in the background that cannot be made is noticed at the timeout only, as a timeout.
+        options = ocp.AsyncOptions(timeout_secs=math.ceil(timeout_seconds), create_directories_asynchronously=False)
+        self._orbax = ocp.AsyncCheckpointer(_handler(), async_options=options)
 
     def start(self, path: epath.Path, arrays: Mapping[str, jax.Array], metadata: dict[str, Any]) -> None:
         """Starts to write arrays (by name) and metadata to `path`; returns once the arrays may be donated.
@@ -65,6 +89,7 @@ def read_arrays(path: epath.Path, abstract: Mapping[str, jax.ShapeDtypeStruct]) 
 
     Raises whatever storage raises; damaged or missing files are mostly ValueError.
     """
+    _quiet_unraisable()
     tree = nested(abstract)
     restore = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     with ocp.Checkpointer(_handler()) as reader:

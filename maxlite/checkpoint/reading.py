@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ def restore_newest(directory: epath.Path, abstract_state: Any, report: Callable[
     committed, torn = layout.steps(directory)
     if torn:
         report(f"ignoring {_list(torn)} in {directory}: no commit marker")
-    damaged: dict[int, Exception] = {}
+    damaged: dict[int, str] = {}  # step: why
     for step in committed:
         path = layout.step_path(directory, step)
         try:
@@ -44,19 +45,19 @@ def restore_newest(directory: epath.Path, abstract_state: Any, report: Callable[
             state = _read(path, abstract_state)
         except InputError:
             raise
-        except Exception as error:  # storage libraries raise all kinds; each is reported, none hides a bug here
-            damaged[step] = error
-            report(f"checkpoint {path} cannot be read and is skipped: {in_words(error)}")
-            continue
-        if damaged:
-            report(f"falling back to step {step}: {max(damaged) - step} steps are lost to the damage")
-        return Restored(state, metadata, tuple(damaged))
+        except Exception as error:  # storage libraries raise all kinds; each one is reported
+            damaged[step] = in_words(error)
+            report(f"checkpoint {path} cannot be read and is skipped: {damaged[step]}")
+        else:
+            if damaged:
+                report(f"falling back to step {step}: {max(damaged) - step} steps are lost to the damage")
+            return Restored(state, metadata, tuple(damaged))
+        gc.collect()  # or what was read of the damaged step stays in memory while an older one is read
     if damaged:
-        first = damaged[committed[0]]
         raise RestoreError(
             f"none of the {len(damaged)} checkpoints in {directory} can be read ({_list(list(damaged))}); "
-            f"nothing was changed. Newest: {in_words(first)}"
-        ) from first
+            f"nothing was changed. Newest: {damaged[committed[0]]}"
+        )
     return None
 
 
@@ -83,11 +84,8 @@ def _read(path: epath.Path, abstract_state: Any) -> Any:
         raise ValueError(f"arrays differ from their metadata: {'; '.join(problems)}")
     # What was read may alias host memory, and then cannot be donated: the first step would need twice the
     # memory. One array at a time, so that the copy needs room for the largest array only.
-    owned = [_copy(arrays.pop(name)) for name in wanted]
+    owned = [jax.jit(jnp.copy, out_shardings=leaf.sharding)(arrays.pop(name)) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
-
-
-_copy = jax.jit(jnp.copy)
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

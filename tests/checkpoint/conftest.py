@@ -1,0 +1,167 @@
+"""A tiny deterministic run to save, a clock that stands still, and storage that obeys the test."""
+
+import gc
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maxlite.checkpoint import Checkpointer, orbax_io
+from maxlite.checkpoint.tree import array_infos
+from maxlite.config import CheckpointConfig
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """The node types that a real state has: dataclass, dict, tuple, an empty node; bf16, f32, int, scalar."""
+
+    step: Any
+    params: Any
+    opt: Any
+
+
+class Toy:
+    """A run whose state after n steps is known without running it."""
+
+    @staticmethod
+    @jax.jit
+    def init():
+        params = {"w": jnp.linspace(0, 1, 24, dtype=jnp.bfloat16).reshape(4, 6), "b": jnp.linspace(-1, 1, 40_000)}
+        moments = {"w": jnp.zeros((4, 6), jnp.float32), "b": jnp.zeros(40_000)}
+        return State(jnp.int32(0), params, ({"mu": moments, "count": jnp.int32(7)}, ()))
+
+    abstract = staticmethod(lambda: jax.eval_shape(Toy.init))
+
+    @staticmethod
+    @jax.jit
+    def pure_step(state):
+        params = jax.tree.map(lambda p: (p * 1.01 + 0.125).astype(p.dtype), state.params)
+        opt = jax.tree.map(lambda x: x * 2 + 1, state.opt)
+        return State(state.step + 1, params, opt)
+
+    step = staticmethod(jax.jit(lambda state: Toy.pure_step(state), donate_argnums=0))
+
+    @staticmethod
+    def after(steps):
+        state = Toy.init()
+        for _ in range(steps):
+            state = Toy.pure_step(state)
+        return state
+
+
+def assert_same(left, right):
+    """Equal trees, bit for bit."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert a.dtype == b.dtype
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage():
+    """What a failure left behind is found here, in the test that caused it."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def toy():
+    return Toy
+
+
+@pytest.fixture
+def same():
+    return assert_same
+
+
+@pytest.fixture
+def make(tmp_path, clock):
+    """Makes checkpointers on one directory; `make.lines` is what they reported."""
+
+    def make(directory=None, *, metadata=None, clock=clock, **keys):
+        return Checkpointer(
+            directory or tmp_path / "checkpoints",
+            CheckpointConfig(**{"checkpoint_timeout_seconds": 60, **keys}),
+            metadata=metadata,
+            clock=clock,
+            report=make.lines.append,
+        )
+
+    make.lines = []
+    make.directory = tmp_path / "checkpoints"
+    return make
+
+
+@dataclass
+class FakeStorage:
+    """Takes Orbax's place: a step is a directory, its arrays are kept in memory, and writes obey the test."""
+
+    saved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gate: threading.Event = field(default_factory=threading.Event)  # a write ends when this is set
+    faults: list[Exception | None] = field(default_factory=list)  # what becomes of the next writes
+    lose_commits: bool = False  # writes end without an error and without a commit
+    writing: int = 0
+    most_writing: int = 0
+
+    def __post_init__(self):
+        self.gate.set()
+
+    def describe(self, path):
+        return array_infos(self.saved[path.name])
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    fake = FakeStorage()
+
+    class Writer:
+        def __init__(self, timeout_seconds):
+            pass
+
+        def start(self, path, arrays, metadata):
+            fake.writing += 1
+            fake.most_writing = max(fake.most_writing, fake.writing)
+            self.path, self.metadata = Path(path), metadata
+            self.temporary = self.path.with_name(f"{self.path.name}.orbax-checkpoint-tmp")
+            self.temporary.mkdir(parents=True)
+            fake.saved[path.name] = arrays
+
+        def finish(self):
+            assert fake.gate.wait(30)
+            fake.writing -= 1
+            if error := fake.faults.pop(0) if fake.faults else None:
+                raise error
+            if not fake.lose_commits:
+                (self.temporary / "metadata").mkdir()
+                (self.temporary / "metadata" / "metadata.json").write_text(json.dumps(self.metadata))
+                (self.temporary / "commit_success.txt").write_text("done")
+                self.temporary.rename(self.path)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(orbax_io, "Writer", Writer)
+    monkeypatch.setattr(orbax_io, "describe", fake.describe)
+    return fake
