@@ -2,6 +2,17 @@
 
 from maxlite.checkpoint.checkpointer import Checkpointer
 from maxlite.checkpoint.errors import CheckpointError, RestoreError, SaveError
+from maxlite.checkpoint.reading import Restored, restore_newest
 from maxlite.checkpoint.stats import Commit, Interval, SaveStats
 
-__all__ = ["CheckpointError", "Checkpointer", "Commit", "Interval", "RestoreError", "SaveError", "SaveStats"]
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "Commit",
+    "Interval",
+    "RestoreError",
+    "Restored",
+    "SaveError",
+    "SaveStats",
+    "restore_newest",
+]

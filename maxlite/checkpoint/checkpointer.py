@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from etils import epath
 
@@ -17,28 +16,13 @@ from maxlite.checkpoint import layout, orbax_io, storage
 from maxlite.checkpoint.errors import SaveError, in_words
 from maxlite.checkpoint.policy import SavePolicy
 from maxlite.checkpoint.reading import restore_newest
+from maxlite.checkpoint.saving import Pending, Saver
 from maxlite.checkpoint.stats import Commit, SaveStats
 from maxlite.checkpoint.tree import ArrayInfo, array_infos, differences, named_leaves
 from maxlite.config import CheckpointConfig, InputError
 
 FINAL_ATTEMPTS = 2
 HANG_GRACE_SECONDS = 10.0  # Orbax gives up a write at the timeout; this is for what it does not bound
-
-
-class _Committed(NamedTuple):
-    """What the background thread tells the training thread about a save that worked."""
-
-    at: float
-    warnings: list[str]
-
-
-class _Pending(NamedTuple):
-    """A save being written."""
-
-    step: int
-    started: float
-    result: concurrent.futures.Future[_Committed]
-    abandoned: threading.Event  # set: its thread hangs, and must touch nothing when it wakes up
 
 
 class Checkpointer:
@@ -69,10 +53,11 @@ class Checkpointer:
         self._report = report
         self._policy = SavePolicy(config)
         self._longest_save_seconds = config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS
-        self._pending: _Pending | None = None
+        self._saver = Saver(
+            self.directory, config.max_num_checkpoints_to_keep, config.checkpoint_timeout_seconds, clock
+        )
+        self._pending: Pending | None = None
         self._final_attempts_left: int | None = None  # None: not in save_final
-        self._writer: orbax_io.Writer | None = None
-        self._damaged: frozenset[int] = frozenset()
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +90,7 @@ class Checkpointer:
             return state, 0
         self.saved_metadata = restored.metadata.run
         self.stats.last_committed_step = restored.metadata.step
-        self._damaged = frozenset(restored.damaged)
+        self._saver.damaged = frozenset(restored.damaged)
         self._policy.started(now)
         return state, restored.metadata.step
 
@@ -184,9 +169,7 @@ class Checkpointer:
     def close(self) -> None:
         """Waits for the save being written and releases everything; may be called twice."""
         self.wait()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._saver.close()
 
     def work_at_risk_seconds(self) -> float:
         """Seconds of training that would be lost if the run died now."""
@@ -201,68 +184,18 @@ class Checkpointer:
             raise InputError(f"checkpoint directory {self.directory} cannot be used: {in_words(error)}") from error
 
     def _start(self, step: int, state: Any) -> bool:
-        now = self._clock()
-        self._policy.started(now)
-        path = layout.step_path(self.directory, step)
+        self._policy.started(self._clock())
         arrays = named_leaves(state)
-        infos = array_infos(arrays)
-        metadata = layout.StepMetadata(step, time.time(), self.stats.last_committed_step, infos, self._metadata)
+        parent = self.stats.last_committed_step
+        metadata = layout.StepMetadata(step, time.time(), parent, array_infos(arrays), self._metadata)
         try:
-            if path.exists():
-                aside = storage.set_aside(path)
-                self._report(f"{path} is in the way of a save and was renamed to {aside.name}")
-            self._writer = self._writer or orbax_io.Writer(self._config.checkpoint_timeout_seconds)
-            self._writer.start(path, arrays, layout.encode_metadata(metadata))
+            if moved := self._saver.make_way(step):
+                self._report(moved)
+            self._pending = self._saver.start(arrays, metadata)
         except Exception as error:  # storage libraries raise all kinds; reported, counted and retried
-            self._reclaim(step, error)
             self._failed(step, error)
             return False
-        writer, abandoned = self._writer, threading.Event()
-        result = _in_thread(lambda: self._commit(writer, step, infos, abandoned))
-        self._pending = _Pending(step, now, result, abandoned)
         return True
-
-    def _commit(
-        self, writer: orbax_io.Writer, step: int, infos: Mapping[str, ArrayInfo], abandoned: threading.Event
-    ) -> _Committed:
-        """Runs in the background: sees a save through, looks at what is there, then deletes what is not kept."""
-        path = layout.step_path(self.directory, step)
-        try:
-            writer.finish()
-            if problem := _problem_on_storage(path, infos):
-                self._damaged |= {step}
-                raise SaveError(f"the save ended without an error, but on storage {problem}")
-            storage.make_durable(path)
-        except Exception as error:
-            if not abandoned.is_set():
-                self._reclaim(step, error)
-            raise
-        committed_at = self._clock()
-        return _Committed(committed_at, [] if abandoned.is_set() else self._delete_old(step))
-
-    def _reclaim(self, step: int, error: Exception) -> None:
-        """Removes what a failed save left."""
-        try:
-            for path in layout.leftovers_of(self.directory, step):
-                path.rmtree()
-        except OSError as second:  # the failure itself is what matters; the next start cleans up
-            error.add_note(f"its leftovers could not be removed: {in_words(second)}")
-
-    def _delete_old(self, newest: int) -> list[str]:
-        """Keeps the newest N good steps and returns what could not be deleted, in words.
-
-        A damaged step counts for nothing, and is left for a person to look at.
-        """
-        damaged = self._damaged - {newest}
-        good = [step for step in layout.steps(self.directory)[0] if step not in damaged]
-        warnings = []
-        for step in reversed(good[self._config.max_num_checkpoints_to_keep :]):
-            if step != newest:
-                try:
-                    storage.delete_step(layout.step_path(self.directory, step))
-                except OSError as error:
-                    warnings.append(f"checkpoint {step} could not be deleted: {in_words(error)}")
-        return warnings
 
     def _await_pending(self) -> bool:
         """Blocks until the save being written has ended, if there is one; whether it was committed."""
@@ -275,11 +208,11 @@ class Checkpointer:
         self._abandon(pending)
         return False
 
-    def _abandon(self, pending: _Pending) -> None:
+    def _abandon(self, pending: Pending) -> None:
         pending.abandoned.set()
         self._failed(pending.step, TimeoutError(f"not committed within {self._longest_save_seconds:g} s"))
 
-    def _settle(self, pending: _Pending) -> bool:
+    def _settle(self, pending: Pending) -> bool:
         error = pending.result.exception()
         if error is not None:
             self._failed(pending.step, error)
@@ -287,7 +220,7 @@ class Checkpointer:
         committed = pending.result.result()
         self._pending = None
         self._policy.committed()
-        self._damaged -= {pending.step}
+        self._saver.damaged -= {pending.step}
         self.stats.commits.append(Commit(pending.step, pending.started, committed.at))
         self.stats.last_committed_step = pending.step
         self.stats.safe_since = pending.started
@@ -297,7 +230,7 @@ class Checkpointer:
 
     def _failed(self, step: int, error: BaseException) -> None:
         self._pending = None
-        self._writer = None  # it may hold a thread that hangs, or the error of this save
+        self._saver.forget_writer()
         self.stats.failed += 1
         self.stats.last_failure = in_words(error)
         delay = self._policy.failed(self._clock())
@@ -316,17 +249,3 @@ def _problem_on_storage(path: epath.Path, infos: Mapping[str, ArrayInfo]) -> str
         return "; ".join(differences(orbax_io.describe(path), infos))
     except Exception as error:  # storage libraries raise all kinds; the callers raise SaveError with it
         return in_words(error)
-
-
-def _in_thread(job: Callable[[], _Committed]) -> concurrent.futures.Future[_Committed]:
-    """Runs the job in a thread of its own; a daemon, so that storage that hangs cannot keep the process alive."""
-    future: concurrent.futures.Future[_Committed] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(job())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="checkpoint-commit", daemon=True).start()
-    return future

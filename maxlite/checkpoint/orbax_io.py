@@ -85,13 +85,14 @@ class Writer:
 
 
 def read_arrays(path: epath.Path, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Reads the named arrays of a committed step, each straight to the sharding that `abstract` gives it.
+    """Reads the named arrays, and no others, of a committed step, each straight to its sharding in `abstract`.
 
     Raises whatever storage raises; damaged or missing files are mostly ValueError.
     """
     _quiet_unraisable()
     tree = nested(abstract)
-    restore = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+    arguments = ocp.checkpoint_utils.construct_restore_args(tree)
+    restore = ocp.args.PyTreeRestore(tree, restore_args=arguments, partial_restore=True)
     with ocp.Checkpointer(_handler()) as reader:
         restored = reader.restore(path, ocp.args.Composite(state=restore))
     return named_leaves(restored["state"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 
-from maxlite.checkpoint import layout, orbax_io
+from maxlite.checkpoint import layout, orbax_io, storage
 from maxlite.checkpoint.errors import RestoreError, in_words
 from maxlite.checkpoint.tree import array_infos, differences, named_leaves
 from maxlite.config import InputError
@@ -24,13 +25,23 @@ class Restored(NamedTuple):
     damaged: tuple[int, ...]
 
 
-def restore_newest(directory: epath.Path, abstract_state: Any, report: Callable[[str], None]) -> Restored | None:
-    """Restores the newest good step of `directory`; None if it holds no committed step.
+def restore_newest(
+    directory: str | PathLike[str],
+    abstract_state: Any,
+    report: Callable[[str], None] = print,
+    *,
+    partial: bool = False,
+) -> Restored | None:
+    """Restores the newest good step of `directory`, each array to its sharding; None if it holds no committed step.
+
+    Changes nothing on storage. With `partial`, only the arrays that `abstract_state` names are read, for example
+    the parameters alone: `restore_newest(directory, {"params": abstract_params}, partial=True)`.
 
     A step that cannot be read is reported and left as it is, and the next older one is tried. Raises
     InputError if a readable step has another structure than `abstract_state`, RestoreError if there are
     committed steps and none can be read.
     """
+    directory = storage.absolute(directory)
     committed, torn = layout.steps(directory)
     if torn:
         report(f"ignoring {_list(torn)} in {directory}: no commit marker")
@@ -41,7 +52,7 @@ def restore_newest(directory: epath.Path, abstract_state: Any, report: Callable[
             metadata = layout.read_metadata(path)
             if metadata.step != step:
                 raise ValueError(f"it is a copy of step {metadata.step} under another name")
-            _require_same_structure(path, metadata, abstract_state)
+            _require_same_structure(path, metadata, abstract_state, partial)
             state = _read(path, abstract_state)
         except InputError:
             raise
@@ -65,9 +76,10 @@ def _list(steps: list[int]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
 
 
-def _require_same_structure(path: epath.Path, metadata: layout.StepMetadata, abstract_state: Any) -> None:
-    problems = differences(metadata.arrays, array_infos(named_leaves(abstract_state)))
-    if problems:
+def _require_same_structure(path: epath.Path, metadata: layout.StepMetadata, abstract: Any, partial: bool) -> None:
+    wanted = array_infos(named_leaves(abstract))
+    saved = {name: info for name, info in metadata.arrays.items() if name in wanted or not partial}
+    if problems := differences(saved, wanted):
         raise InputError(
             f"checkpoint {path} does not fit this run's model and optimizer:",
             *(f"  {problem}" for problem in problems),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxlite.checkpoint import RestoreError
+from maxlite.checkpoint import RestoreError, restore_newest
 from maxlite.config import InputError
 
 
@@ -172,6 +172,21 @@ def test_another_structure_is_refused_with_the_first_differing_paths(make, toy):
         "  params/new: checkpoint has none, this run float32[2]",
         "  params/w: checkpoint bfloat16[4,6], this run bfloat16[4,7]",
     )
+
+
+def test_parameters_alone_can_be_read(make, toy, same):
+    save_steps(make, toy, 3, metadata={"a": 1})
+    before = listing(make.directory)
+    wanted = {"params": toy.abstract().params}
+    restored = restore_newest(str(make.directory), wanted, partial=True)
+    assert restored.metadata.run == {"a": 1}
+    same(restored.state, {"params": toy.after(3).params})
+    with pytest.raises(InputError, match="this run has none"):
+        restore_newest(make.directory, wanted)
+    with pytest.raises(InputError, match="new: checkpoint has none"):
+        restore_newest(make.directory, {"new": jax.ShapeDtypeStruct((), jnp.float32)}, partial=True)
+    assert listing(make.directory) == before
+    assert restore_newest(make.directory / "nothing", wanted) is None
 
 
 def test_checkpointing_off_says_what_it_does_not_use(make, toy):
