@@ -48,7 +48,8 @@ def train(config: Config, stop: StopRequest, command: str) -> Exit:
     from maxlite.telemetry.timer import FinishedStep, StepTimer
     from maxlite.training import NonFiniteError, require_finite
 
-    last, evaluation_due = config.run.steps, config.telemetry.evaluation_due
+    last, save_last = config.run.steps, config.checkpoint.save_checkpoint_on_completion
+    evaluation_due = config.telemetry.evaluation_due
     with ExitStack() as stack:
         console = stack.enter_context(Console())
         run = stack.enter_context(RunDirectory(config))
@@ -85,12 +86,14 @@ def train(config: Config, stop: StopRequest, command: str) -> Exit:
                 step += 1
                 state, finished = timer.run(step, program.train_step, state, program.to_device(next(batches)))
                 settle(finished)
-                saving = checkpointer.due(step) or step == last
-                if saving or stop.requested or evaluation_due(step, last):
+                saving = checkpointer.due(step) or (step == last and save_last)
+                if saving or evaluation_due(step, last):
                     settle(timer.drain())  # a state may be saved once its step is known to be finite
                 if saving:
                     checkpointer.save(step, state)
-            checkpointer.save_final(step, state)
+            settle(timer.drain())
+            if step < last or save_last:
+                checkpointer.save_final(step, state)
         except CheckpointError as error:
             console.line(f"error: {error}")
             return Exit.SAVE_FAILED
