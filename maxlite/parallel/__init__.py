@@ -6,10 +6,8 @@ from maxlite.parallel.sharding import (
     batch_sharding,
     batch_shards,
     constrain,
-    logical_axes,
     param_shardings,
     per_shard,
-    replicated,
 )
 
 __all__ = [
@@ -18,11 +16,9 @@ __all__ = [
     "constrain",
     "describe_mesh",
     "global_batch_size",
-    "logical_axes",
     "make_mesh",
     "param_shardings",
     "per_shard",
     "process_rows",
-    "replicated",
     "to_device",
 ]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from maxlite.config import InputError
@@ -44,18 +43,6 @@ ACTIVATION_RULES: Rules = {
 logger = logging.getLogger(__name__)
 
 
-def logical_axes(params: Any) -> Any:
-    """The tree of the parameters with a `PartitionSpec` of logical axis names in place of each array.
-
-    Read from the `out_sharding` metadata of the nnx variables, which every parameter has.
-    """
-
-    def names(variable: nnx.Variable) -> nnx.Variable:
-        return variable.replace(PartitionSpec(*variable.get_metadata("out_sharding")))
-
-    return jax.tree.map(names, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
-
-
 def param_shardings(mesh: Mesh, params: Any, axes: Any, rules: Rules = PARAM_RULES) -> Any:
     """A `NamedSharding` for each parameter, in the tree of the parameters.
 
@@ -65,7 +52,7 @@ def param_shardings(mesh: Mesh, params: Any, axes: Any, rules: Rules = PARAM_RUL
     Args:
         mesh: from `make_mesh`.
         params: arrays or `jax.ShapeDtypeStruct`s.
-        axes: from `logical_axes`.
+        axes: their logical axis names as `PartitionSpec`s in the same tree, from `nnx.get_partition_spec`.
         rules: logical axis -> mesh axes.
     """
     whole: set[str] = set()
@@ -87,11 +74,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def batch_shards(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[axis] for axis in ACTIVATION_RULES["batch"])
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """Held whole by every device."""
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def constrain(mesh: Mesh, rules: Rules = ACTIVATION_RULES) -> Callable[[jax.Array, Axes], jax.Array]:

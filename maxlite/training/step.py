@@ -1,4 +1,4 @@
-"""One optimizer update, and one evaluation batch, as pure functions to be jitted."""
+"""One optimizer update as a pure function, to be jitted with its state donated."""
 
 from __future__ import annotations
 
@@ -88,11 +88,6 @@ def jit_train_step(train_step: TrainStep, shardings: TrainState, batch_sharding:
         out_shardings=(shardings, shardings.step),
         donate_argnums=0,
     )
-
-
-def make_eval_step(loss_fn: LossFn) -> Callable[[Any, Any], Any]:
-    """The jitted `(params, batch) -> LossSums`: for the mean over many batches, add their sums first, then divide."""
-    return jax.jit(loss_fn)
 
 
 def _gradient_sums(loss_fn: LossFn, params: Any, batch: Any, micro_batches: int) -> tuple[Any, Any]:

@@ -22,7 +22,6 @@ from maxlite.parallel import (
     batch_shards,
     constrain,
     global_batch_size,
-    logical_axes,
     make_mesh,
     param_shardings,
     process_rows,
@@ -77,7 +76,7 @@ def train(plan: dict[str, int]) -> dict[str, object]:
         return Llama(MODEL, rngs=nnx.Rngs(0), constrain=constrain(mesh))
 
     graph, params = nnx.split(nnx.eval_shape(model))
-    axes = logical_axes(params)
+    axes = nnx.get_partition_spec(params)
     schedule = make_schedule(config, 10)
     optimizer = make_optimizer(config, schedule, axes)
 

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from maxlite.config import InputError, ModelConfig, OptimizerConfig
 from maxlite.model import Llama
-from maxlite.parallel import batch_sharding, batch_shards, constrain, logical_axes, param_shardings, per_shard
+from maxlite.parallel import batch_sharding, batch_shards, constrain, param_shardings, per_shard
 from maxlite.training import abstract_state, make_optimizer, state_shardings
 
-MESH = AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"))
+MESH = AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 TINY = ModelConfig(
     base_emb_dim=16,
     base_num_query_heads=4,
@@ -42,7 +42,7 @@ def find(specs, *parts):
 
 def test_llama_parameters():
     params = llama_params()
-    found = specs(param_shardings(MESH, params, logical_axes(params)))
+    found = specs(param_shardings(MESH, params, nnx.get_partition_spec(params)))
     assert find(found, "table") == P(("tensor",), ("fsdp",))
     assert find(found, "head", "kernel") == P(("fsdp",), ("tensor",))
     assert find(found, "query", "kernel") == P(None, ("fsdp",), ("tensor",))
@@ -57,7 +57,7 @@ def test_optimizer_state_is_spread_as_the_parameters(opt_type):
     """Every array of the optimizer with more than a few elements is split, adafactor's factors too."""
     wide = TINY.model_copy(update={"base_emb_dim": 128, "base_mlp_dim": 256, "vocab_size": 128})
     params = llama_params(wide)
-    axes = logical_axes(params)
+    axes = nnx.get_partition_spec(params)
     optimizer = make_optimizer(OptimizerConfig(opt_type=opt_type), lambda step: 0.1, axes)
     abstract = abstract_state(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params), optimizer)
     shardings = state_shardings(abstract, param_shardings(MESH, params, axes))
@@ -96,7 +96,6 @@ def test_batch_rows_go_over_data_and_fsdp():
 
 
 def test_constrain_keeps_rows_apart_and_embed_whole(caplog):
-    given = []
     pin = constrain(MESH)
 
     def f(x, odd):

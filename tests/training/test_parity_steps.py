@@ -8,7 +8,6 @@ from flax import nnx
 
 from maxlite.config import ModelConfig, OptimizerConfig
 from maxlite.model import Llama, loss_sums
-from maxlite.parallel import logical_axes
 from maxlite.training import init_state, make_optimizer, make_schedule, make_train_step
 
 OPTIMIZER = OptimizerConfig(
@@ -50,7 +49,7 @@ def check(golden, accumulation):
     optimizer_config = OPTIMIZER.model_copy(update={"gradient_accumulation_steps": accumulation})
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
     schedule = make_schedule(optimizer_config, steps=len(golden.losses))
-    optimizer = make_optimizer(optimizer_config, schedule, nnx.to_pure_dict(logical_axes(params)))
+    optimizer = make_optimizer(optimizer_config, schedule, nnx.to_pure_dict(nnx.get_partition_spec(params)))
 
     def loss_fn(params, batch):
         return loss_sums(nnx.merge(graphdef, params), batch, config)

@@ -19,7 +19,6 @@ from maxlite.training import (
     abstract_state,
     create_state,
     jit_train_step,
-    make_eval_step,
     make_optimizer,
     make_schedule,
     make_train_step,
@@ -238,10 +237,3 @@ def test_accumulation_needs_the_activations_of_one_micro_batch():
 def test_rows_must_split_into_micro_batches():
     with pytest.raises(ValueError, match="6 rows do not split into gradient_accumulation_steps=8"):
         gradient(make_batch(rows=6), 8)
-
-
-def test_eval_step_gives_sums_that_add_up():
-    step = make_eval_step(loss_fn)
-    params, batch = init_params(), make_batch()
-    halves = [step(params, jax.tree.map(lambda x, i=i: x[i::2], batch)) for i in (0, 1)]
-    jax.tree.map(lambda w, a, b: np.testing.assert_allclose(w, a + b, rtol=1e-6), step(params, batch), *halves)
