@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from maxlite.config import ModelConfig
 from maxlite.model.attention import attend
+from maxlite.model.matmul import matmul
 from maxlite.model.rope import rotate
 
 Axes: TypeAlias = tuple[str | None, ...]
@@ -56,7 +57,7 @@ class Linear(nnx.Module):
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         # On [tokens, width] the kernel's gradient contracts one dimension: over two XLA's CPU backend is slow.
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1]).astype(self.dtype)
-        y_TD = x_TD @ self.kernel[...].astype(self.dtype)
+        y_TD = matmul(x_TD, self.kernel[...])
         if self.bias is not None:
             y_TD = y_TD + self.bias[...].astype(self.dtype)
         return y_TD.reshape(*x_BSD.shape[:-1], y_TD.shape[-1])

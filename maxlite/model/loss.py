@@ -81,18 +81,20 @@ def _head_loss_forward(
     up to one factor before the backward pass begins.
     """
 
-    def add(carry: tuple[jax.Array, jax.Array, jax.Array], chunk: Chunks) -> tuple[Any, jax.Array]:
+    def add(carry: tuple[jax.Array, jax.Array, jax.Array], chunk_x: tuple[Chunks, jax.Array]) -> tuple[Any, jax.Array]:
         loss_sum, z_loss_sum, dw_DV = carry
+        chunk, x_DT = chunk_x
         loss, z_loss, dlogits_TV = _chunk_loss(z_multiplier, constrain, w_DV, chunk)
         x_BCD = chunk[0]
         dlogits_TV = dlogits_TV.astype(x_BCD.dtype)
         dx_TD = jnp.dot(dlogits_TV, w_DV.astype(x_BCD.dtype).T, preferred_element_type=jnp.float32)
-        x_DT = x_BCD.reshape(-1, x_BCD.shape[-1]).T
         dw_DV = dw_DV + jnp.dot(x_DT, dlogits_TV, preferred_element_type=jnp.float32)
         return (loss_sum + loss, z_loss_sum + z_loss, dw_DV), dx_TD.astype(x_BCD.dtype).reshape(x_BCD.shape)
 
+    # Transposed out here, as inside the loop the compiler would fold it into the product, in a form slow on CPU.
+    x_chunks_DT = chunks[0].reshape(chunks[0].shape[0], -1, chunks[0].shape[-1]).swapaxes(1, 2)
     zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(w_DV.shape, jnp.float32))
-    (loss_sum, z_loss_sum, dw_DV), dx_chunks = jax.lax.scan(add, zeros, chunks)
+    (loss_sum, z_loss_sum, dw_DV), dx_chunks = jax.lax.scan(add, zeros, (chunks, x_chunks_DT))
     return (loss_sum, z_loss_sum), (dw_DV.astype(w_DV.dtype), dx_chunks)
 
 

@@ -1,0 +1,52 @@
+"""Products of activations and weights, with their gradients in the forms that every backend runs fast.
+
+Shapes: T tokens, D and F the two sides of a weight matrix; M and N any dimensions.
+
+On CPU, XLA multiplies bfloat16 matrices at full speed only if the result is float32 and the left one is stored by
+rows of what is summed over; else it converts both to float32 first, at well under half the speed. The gradient that
+autodiff writes, x^T @ dy with a bfloat16 result, is neither. On other backends these forms cost nothing: there too
+products accumulate in float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+
+
+def product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """einsum with a float32 result."""
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
+
+
+def transposed(x_MN: jax.Array) -> jax.Array:
+    """The last two dimensions swapped, on CPU in memory too: the compiler would fold a mere view into the product."""
+
+    def by_rows(x_MN: jax.Array) -> jax.Array:
+        return with_layout_constraint(x_MN.mT, Layout(tuple(range(x_MN.ndim))))
+
+    return jax.lax.platform_dependent(x_MN, cpu=by_rows, default=lambda x_MN: x_MN.mT)
+
+
+@jax.custom_vjp
+def matmul(x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
+    """x @ w in the dtype of x, accumulated in float32.
+
+    The gradient of w is not rounded to the dtype of x on its way to that of w, the master weights'.
+    """
+    return product("TD,DF->TF", x_TD, w_DF.astype(x_TD.dtype)).astype(x_TD.dtype)
+
+
+def _forward(x_TD: jax.Array, w_DF: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return matmul(x_TD, w_DF), (x_TD, w_DF)
+
+
+def _backward(operands: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x_TD, w_DF = operands
+    dx_TD = product("TF,DF->TD", dy_TF, w_DF.astype(x_TD.dtype))
+    dw_DF = product("DT,TF->DF", transposed(x_TD), dy_TF)
+    return dx_TD.astype(x_TD.dtype), dw_DF.astype(w_DF.dtype)
+
+
+matmul.defvjp(_forward, _backward)
