@@ -30,8 +30,9 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip by global norm, find a direction, add decoupled weight decay, scale by minus the learning rate.
 
-    The learning rate is a function of the step alone: `update` takes it as the keyword `step`, the number of updates
-    done. So an update that was refused (non-finite) does not shift the schedule, and no second counter is saved.
+    `update` takes two keywords more than optax's own. `step`, the number of updates done: the learning rate is a
+    function of it alone, so that a refused update does not shift the schedule and no second counter is saved.
+    `grad_norm`, the global norm of the gradient: the train step has it already, and the gradient is read once less.
 
     adafactor here has no parameter scaling and no momentum (as arXiv:2106.04560), so `learning_rate` means what it
     means for adamw; its update is clipped to an RMS of 1 within each layer. muon treats every weight matrix of every
@@ -45,7 +46,7 @@ def make_optimizer(
     decayed = jax.tree.map(lambda spec: config.weight_decay_norms_and_embeddings or is_decayed(spec), axes)
     clip = config.gradient_clipping_threshold
     return optax.chain(
-        optax.clip_by_global_norm(clip) if clip else optax.identity(),
+        _clip_by_global_norm(clip) if clip else optax.identity(),
         _direction(config, axes),
         optax.add_decayed_weights(config.adam_weight_decay, decayed),
         _scale_by_learning_rate(schedule),
@@ -128,6 +129,16 @@ def _clip_by_layer_rms(axes: Any, threshold: float = 1.0) -> optax.GradientTrans
         return (update / jnp.maximum(1.0, rms / threshold)).astype(update.dtype)
 
     return optax.stateless(lambda updates, _: jax.tree.map(clip, axes, updates))
+
+
+def _clip_by_global_norm(threshold: float) -> optax.GradientTransformationExtraArgs:
+    """Shrink the gradient to the threshold if its norm, which the caller gives, is larger (arXiv:1211.5063)."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        factor = jnp.minimum(1.0, threshold / extra["grad_norm"])
+        return jax.tree.map(lambda u: (u * factor).astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:

@@ -49,17 +49,19 @@ def make_train_step(
         grads, sums = _gradient_sums(loss_fn, state.params, batch, config.gradient_accumulation_steps)
         # A batch may be all padding; its sums are 0 then, and 0 / 1 is the wanted mean.
         scale = 1.0 / jnp.maximum(sums.num_targets.astype(jnp.float32), 1.0)
-        grads = jax.tree.map(lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype), grads, state.params)
         loss, z_loss = sums.loss_sum * scale, sums.z_loss_sum * scale
-        grad_norm = _global_norm(grads)
+        # The norm of the sums, then scaled: scaling the gradient is left to fuse into the update.
+        grad_norm = _global_norm(grads) * scale
         finite = jnp.isfinite(loss + z_loss) & jnp.isfinite(grad_norm)
 
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step)
-        params = optax.apply_updates(state.params, updates)
-        # A select, not a branch: it fuses into the update's own loops and lets the donated buffers be reused.
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
+        def update(params: Any, opt_state: Any) -> tuple[Any, Any]:
+            mean = jax.tree.map(lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype), grads, params)
+            updates, opt_state = optimizer.update(mean, opt_state, params, step=state.step, grad_norm=grad_norm)
+            return optax.apply_updates(params, updates), opt_state
+
+        # A branch, not a select of each array: a select needs old and new moments at once, which takes the memory
+        # of both and half as much time again; a branch updates the donated buffers in place.
+        params, opt_state = jax.lax.cond(finite, update, lambda *kept: kept, state.params, state.opt_state)
         metrics = {
             "loss": loss,
             "z_loss": z_loss,

@@ -41,7 +41,7 @@ def updates(config, grads, params, steps=1, axes=AXES):
     optimizer = make_optimizer(config, lambda step: 0.1 / (1 + step), axes)
     state = optimizer.init(params)
     for step in range(steps):
-        update, state = optimizer.update(grads, state, params, step=jnp.int32(step))
+        update, state = optimizer.update(grads, state, params, step=jnp.int32(step), grad_norm=optax.tree.norm(grads))
     return update
 
 
@@ -101,7 +101,7 @@ def test_lowers_a_quadratic_and_keeps_dtypes(kind, weight_dtype, mu_dtype):
     @jax.jit
     def update(params, state):
         grads = jax.grad(loss)(params)
-        change, state = optimizer.update(grads, state, params, step=0)
+        change, state = optimizer.update(grads, state, params, step=0, grad_norm=optax.tree.norm(grads))
         return optax.apply_updates(params, change), state
 
     state = optimizer.init(params)

@@ -224,6 +224,21 @@ def test_state_is_donated_whole(micro_batches):
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
 
+def test_update_needs_memory_for_the_gradient_and_no_second_state():
+    def square(params, batch):
+        return Sums(sum(jnp.sum(x * x * batch[0]) for x in params.values()), jnp.float32(0), jnp.float32(1))
+
+    axes = {"up": P("embed", "mlp"), "table": P("vocab", "embed")}
+    config = OptimizerConfig()
+    optimizer = make_optimizer(config, lambda step: 0.1, axes)
+    abstract = abstract_state(lambda: {name: jnp.zeros((512, 512)) for name in axes}, optimizer)
+    step = jax.jit(make_train_step(square, optimizer, lambda step: 0.1, config), donate_argnums=0)
+    memory = step.lower(abstract, jnp.ones(1)).compile().memory_analysis()
+    gradient_bytes = 2 * 512 * 512 * 4
+    assert memory.alias_size_in_bytes > 3 * gradient_bytes
+    assert memory.temp_size_in_bytes < 1.01 * gradient_bytes
+
+
 def test_accumulation_needs_the_activations_of_one_micro_batch():
     """256 rows in 4 micro-batches take less than half the temporaries of 256 rows at once."""
     batch = make_batch(rows=256)
