@@ -236,7 +236,8 @@ def test_update_needs_memory_for_the_gradient_and_no_second_state():
     memory = step.lower(abstract, jnp.ones(1)).compile().memory_analysis()
     gradient_bytes = 2 * 512 * 512 * 4
     assert memory.alias_size_in_bytes > 3 * gradient_bytes
-    assert memory.temp_size_in_bytes < 1.01 * gradient_bytes
+    # The gradient and one array in passing; with a select in place of the branch it was twice the gradient or more.
+    assert memory.temp_size_in_bytes < 1.75 * gradient_bytes
 
 
 def test_accumulation_needs_the_activations_of_one_micro_batch():
