@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from maxlite.config import InputError, ModelConfig
+from maxlite.model.matmul import product, transposed
 
 MAX_BLOCKS = 8  # of queries in dot_product: each is compiled apart
 SPLASH_BLOCK = 512  # tokens; the largest tile used, the sequence length allowing
@@ -101,34 +102,88 @@ def dot_product(
     Queries go in up to 8 blocks, each against the keys it can see at all: near half of the score matrix is never
     computed, and what is computed stays in cache (2.7 times faster on CPU than the whole matrix at 512 tokens).
     """
-    S = q_BSNH.shape[1]
-    block = max(128, -(-S // MAX_BLOCKS))
-    blocks = [
-        _attend_block(q_BSNH[:, start : start + block], k_BTKH, v_BTKH, segment_ids_BS, start)
-        for start in range(0, S, block)
-    ]
-    return jnp.concatenate(blocks, axis=1)
-
-
-def _attend_block(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, segment_ids_BT: jax.Array | None, start: int
-) -> jax.Array:
-    """Attention of the queries that stand at `start` in the sequence."""
     B, S, N, H = q_BSNH.shape
-    K, T = k_BTKH.shape[2], start + S
-    k_BKTH, v_BKTH = (x[:, :T].swapaxes(1, 2) for x in (k_BTKH, v_BTKH))
-    # A group's queries are rows of one matrix, so that the products are plain batched ones.
-    q_BKRH = (q_BSNH * H**-0.5).swapaxes(1, 2).reshape(B, K, -1, H)
-    scores_BKRT = jnp.einsum("BKRH,BKTH->BKRT", q_BKRH, k_BKTH, preferred_element_type=jnp.float32)
-    mask_BST = (start + jnp.arange(S)[:, None] >= jnp.arange(T))[None]
+    K = k_BTKH.shape[2]
+    q_BKGSH = q_BSNH.swapaxes(1, 2).reshape(B, K, N // K, S, H)
+    out_BKGSH = _attention(q_BKGSH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), segment_ids_BS)
+    return out_BKGSH.reshape(B, N, S, H).swapaxes(1, 2)
+
+
+def _blocks(length: int) -> list[slice]:
+    size = max(128, -(-length // MAX_BLOCKS))
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _rows(x_BKGSH: jax.Array) -> jax.Array:
+    """A group's queries as rows of one matrix, so that the products are plain batched ones."""
+    B, K, G, S, H = x_BKGSH.shape
+    return x_BKGSH.reshape(B, K, G * S, H)
+
+
+def _scores(q_BKGSH: jax.Array, k_BKTH: jax.Array, segment_ids_BT: jax.Array | None, block: slice) -> jax.Array:
+    """Masked scores [B, K, G, S, T], float32, of one block of queries and the keys up to its end."""
+    B, K, G, _, H = q_BKGSH.shape
+    S, T = block.stop - block.start, block.stop
+    scores_BKRT = product("BKRH,BKTH->BKRT", _rows(q_BKGSH[:, :, :, block]), k_BKTH[:, :, :T])
+    mask_BST = (block.start + jnp.arange(S)[:, None] >= jnp.arange(T))[None]
     if segment_ids_BT is not None:
-        mask_BST &= segment_ids_BT[:, start:T, None] == segment_ids_BT[:, None, :T]
+        mask_BST &= segment_ids_BT[:, block, None] == segment_ids_BT[:, None, :T]
+    scores_BKGST = scores_BKRT.reshape(B, K, G, S, T) * H**-0.5
     # Finite, so that no row can give NaN; a token always sees itself, so the value never matters.
-    scores_BKGST = scores_BKRT.reshape(B, K, N // K, S, T)
-    scores_BKGST = jnp.where(mask_BST[:, None, None], scores_BKGST, jnp.finfo(jnp.float32).min)
-    weights_BKRT = jax.nn.softmax(scores_BKGST, axis=-1).astype(v_BKTH.dtype).reshape(scores_BKRT.shape)
-    out_BKRH = jnp.einsum("BKRT,BKTH->BKRH", weights_BKRT, v_BKTH)
-    return out_BKRH.reshape(B, N, S, H).swapaxes(1, 2)
+    return jnp.where(mask_BST[:, None, None], scores_BKGST, jnp.finfo(jnp.float32).min)
+
+
+@jax.custom_vjp
+def _attention(
+    q_BKGSH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_ids_BT: jax.Array | None
+) -> jax.Array:
+    return _attention_forward(q_BKGSH, k_BKTH, v_BKTH, segment_ids_BT)[0]
+
+
+def _attention_forward(
+    q_BKGSH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_ids_BT: jax.Array | None
+) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
+    outs, log_zs = [], []
+    for block in _blocks(q_BKGSH.shape[3]):
+        scores_BKGST = _scores(q_BKGSH, k_BKTH, segment_ids_BT, block)
+        max_BKGS1 = scores_BKGST.max(axis=-1, keepdims=True)
+        weights_BKGST = jnp.exp(scores_BKGST - max_BKGS1)
+        sum_BKGS1 = weights_BKGST.sum(axis=-1, keepdims=True)
+        weights_BKRT = _rows(weights_BKGST.astype(v_BKTH.dtype))
+        out_BKRH = product("BKRT,BKTH->BKRH", weights_BKRT, v_BKTH[:, :, : block.stop])
+        outs.append(out_BKRH.reshape(*sum_BKGS1.shape[:-1], -1) / sum_BKGS1)
+        log_zs.append(max_BKGS1 + jnp.log(sum_BKGS1))
+    out_BKGSH = jnp.concatenate(outs, axis=3).astype(q_BKGSH.dtype)
+    return out_BKGSH, (q_BKGSH, k_BKTH, v_BKTH, segment_ids_BT, out_BKGSH, jnp.concatenate(log_zs, axis=3))
+
+
+def _attention_backward(
+    residuals: tuple[jax.Array, ...], dout_BKGSH: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """The weights are computed again and not kept, as in FlashAttention (arXiv:2205.14135, algorithm 4)."""
+    q_BKGSH, k_BKTH, v_BKTH, segment_ids_BT, out_BKGSH, log_z_BKGS1 = residuals
+    dtype, scale = q_BKGSH.dtype, q_BKGSH.shape[-1] ** -0.5
+    inner_BKGS1 = (dout_BKGSH.astype(jnp.float32) * out_BKGSH.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+    dqs, dk_BKHT, dv_BKHT = [], jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    for block in _blocks(q_BKGSH.shape[3]):
+        T = block.stop
+        weights_BKGST = jnp.exp(_scores(q_BKGSH, k_BKTH, segment_ids_BT, block) - log_z_BKGS1[:, :, :, block])
+        q_BKRH, dout_BKRH = _rows(q_BKGSH[:, :, :, block]), _rows(dout_BKGSH[:, :, :, block])
+        dweights_BKRT = product("BKRH,BKTH->BKRT", dout_BKRH, v_BKTH[:, :, :T])
+        dweights_BKGST = dweights_BKRT.reshape(weights_BKGST.shape) - inner_BKGS1[:, :, :, block]
+        dscores_BKRT = _rows((weights_BKGST * dweights_BKGST * scale).astype(dtype))
+        weights_BKRT = _rows(weights_BKGST.astype(dtype))
+        dq_BKRH = product("BKRT,BKTH->BKRH", dscores_BKRT, k_BKTH[:, :, :T])
+        dqs.append(dq_BKRH.reshape(q_BKGSH[:, :, :, block].shape))
+        # Only the narrow operands are transposed; the scores stay as they are.
+        unseen = [(0, 0), (0, 0), (0, 0), (0, k_BKTH.shape[2] - T)]
+        dv_BKHT += jnp.pad(product("BKHR,BKRT->BKHT", transposed(dout_BKRH), weights_BKRT), unseen)
+        dk_BKHT += jnp.pad(product("BKHR,BKRT->BKHT", transposed(q_BKRH), dscores_BKRT), unseen)
+    dq_BKGSH = jnp.concatenate(dqs, axis=3).astype(dtype)
+    return dq_BKGSH, dk_BKHT.mT.astype(k_BKTH.dtype), dv_BKHT.mT.astype(v_BKTH.dtype), None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
 
 
 def flash(
