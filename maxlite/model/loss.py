@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from maxlite.config import ModelConfig
 from maxlite.model.layers import LOGITS, Constrain
 from maxlite.model.llama import Llama
+from maxlite.model.matmul import product, transposed
 
 Sums: TypeAlias = tuple[jax.Array, jax.Array]  # of cross-entropy, of z-loss
 Chunks: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
@@ -81,20 +82,20 @@ def _head_loss_forward(
     up to one factor before the backward pass begins.
     """
 
-    def add(carry: tuple[jax.Array, jax.Array, jax.Array], chunk_x: tuple[Chunks, jax.Array]) -> tuple[Any, jax.Array]:
-        loss_sum, z_loss_sum, dw_DV = carry
-        chunk, x_DT = chunk_x
-        loss, z_loss, dlogits_TV = _chunk_loss(z_multiplier, constrain, w_DV, chunk)
-        x_BCD = chunk[0]
-        dlogits_TV = dlogits_TV.astype(x_BCD.dtype)
-        dx_TD = jnp.dot(dlogits_TV, w_DV.astype(x_BCD.dtype).T, preferred_element_type=jnp.float32)
-        dw_DV = dw_DV + jnp.dot(x_DT, dlogits_TV, preferred_element_type=jnp.float32)
-        return (loss_sum + loss, z_loss_sum + z_loss, dw_DV), dx_TD.astype(x_BCD.dtype).reshape(x_BCD.shape)
+    dtype = chunks[0].dtype
+    low_w_DV = w_DV.astype(dtype)  # once, not in every chunk
 
-    # Transposed out here, as inside the loop the compiler would fold it into the product, in a form slow on CPU.
-    x_chunks_DT = chunks[0].reshape(chunks[0].shape[0], -1, chunks[0].shape[-1]).swapaxes(1, 2)
+    def add(carry: tuple[jax.Array, jax.Array, jax.Array], chunk: Chunks) -> tuple[Any, jax.Array]:
+        loss_sum, z_loss_sum, dw_DV = carry
+        loss, z_loss, dlogits_TV = _chunk_loss(z_multiplier, constrain, low_w_DV, chunk)
+        x_BCD = chunk[0]
+        dlogits_TV = dlogits_TV.astype(dtype)
+        dx_TD = product("TV,DV->TD", dlogits_TV, low_w_DV).astype(dtype)
+        dw_DV = dw_DV + product("DT,TV->DV", transposed(x_BCD.reshape(-1, x_BCD.shape[-1])), dlogits_TV)
+        return (loss_sum + loss, z_loss_sum + z_loss, dw_DV), dx_TD.reshape(x_BCD.shape)
+
     zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(w_DV.shape, jnp.float32))
-    (loss_sum, z_loss_sum, dw_DV), dx_chunks = jax.lax.scan(add, zeros, (chunks, x_chunks_DT))
+    (loss_sum, z_loss_sum, dw_DV), dx_chunks = jax.lax.scan(add, zeros, chunks)
     return (loss_sum, z_loss_sum), (dw_DV.astype(w_DV.dtype), dx_chunks)
 
 
@@ -117,7 +118,7 @@ def _chunk_loss(
     """One chunk's sum of cross-entropy, its sum of z-loss, and the gradient of both by its logits: float32 [T, V]."""
     x_BCD, targets_BC, valid_BC = chunk
     B, C, D = x_BCD.shape
-    logits_TV = jnp.dot(x_BCD.reshape(-1, D), w_DV.astype(x_BCD.dtype), preferred_element_type=jnp.float32)
+    logits_TV = product("TD,DV->TV", x_BCD.reshape(-1, D), w_DV.astype(x_BCD.dtype))
     logits_TV = constrain(logits_TV.reshape(B, C, -1), LOGITS).reshape(B * C, -1)
     valid_T = valid_BC.reshape(-1)
     # A comparison and not a gather: it splits over a sharded vocabulary, and fuses.
