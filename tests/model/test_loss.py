@@ -84,9 +84,11 @@ def _plain(z_loss_multiplier, graphdef, params, data):
 
 
 def assert_gradients_close(actual, expected, rtol):
+    # Or 1e-7 of the largest: a gradient that is zero in exact arithmetic (queries that see one key) is all rounding.
+    largest = max(float(jnp.abs(b).max()) for b in jax.tree.leaves(expected))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * float(jnp.abs(b).max() + 1e-6))
+        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * float(jnp.abs(b).max()) + 1e-7 * largest)
 
 
 @pytest.mark.parametrize(
