@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -33,7 +33,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self) -> Generator[None]:
         """Signals wait for the code inside to look at `requested`."""
         self._deferred = True
         try:

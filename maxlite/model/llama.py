@@ -44,14 +44,18 @@ from maxlite.model.rope import rotation
 class Embedding(nnx.Module):
     """One row of width D per token id."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, constrain: Constrain, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.base_emb_dim)
         table = jax.random.normal(rngs.params(), shape, jnp.float32) * config.base_emb_dim**-0.5
         self.table = parameter(table, ("vocab", "embed"), config)
         self.dtype = jnp.dtype(config.dtype)
+        self.constrain = constrain
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
-        return jnp.take(self.table[...], tokens_BS, axis=0).astype(self.dtype)
+        # Weights are gathered over fsdp before the look-up, as before any product; otherwise the compiler looks up
+        # parts of rows and moves activations instead.
+        table_VD = self.constrain(self.table[...], ("vocab", "embed"))
+        return jnp.take(table_VD, tokens_BS, axis=0).astype(self.dtype)
 
 
 class DecoderLayer(nnx.Module):
@@ -105,7 +109,7 @@ class Llama(nnx.Module):
         self.config = config
         self.constrain = constrain
         self.platform = platform or jax.default_backend()
-        self.embedding = Embedding(config, rngs)
+        self.embedding = Embedding(config, constrain, rngs)
         self.layers = stack(rngs)
         self.final_norm = RMSNorm(config)
         head_axes = ("embed", "vocab")
