@@ -44,12 +44,12 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     elif config.lr_schedule_type == "cosine":
         pieces.append(optax.cosine_decay_schedule(peak, after, alpha=config.learning_rate_final_fraction))
     elif config.lr_schedule_type == "linear":
-        pieces.append(optax.linear_schedule(peak, final, after))
+        pieces.append(_fall(peak, final, after))
     else:
         decay = min(round(total * config.wsd_decay_steps_fraction), after)
         pieces.append(optax.constant_schedule(peak))
         if decay:
-            pieces.append(optax.linear_schedule(peak, final, decay))
+            pieces.append(_fall(peak, final, decay))
             boundaries.append(total - decay)
     by_update = optax.join_schedules(pieces, boundaries)
 
@@ -57,3 +57,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         return jnp.asarray(by_update(jnp.asarray(count) + 1), jnp.float32)
 
     return schedule
+
+
+def _fall(peak: float, final: float, updates: int) -> optax.Schedule:
+    """Linear from peak to final, and by no rounding below it: a rate under 0 would climb."""
+    line = optax.linear_schedule(peak, final, updates)
+    return lambda count: jnp.maximum(line(count), final)

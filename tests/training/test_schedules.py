@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -85,3 +86,14 @@ def test_whole_schedule_may_be_warm_up():
 def test_same_value_inside_jit():
     schedule = make_schedule(OptimizerConfig(), 50)
     assert float(jax.jit(schedule)(np.int32(30))) == pytest.approx(float(schedule(30)), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd", "linear"])
+@given(steps=st.integers(2, 2000), peak=st.floats(1e-6, 1.0))
+@settings(max_examples=20, deadline=None)
+def test_a_rate_is_never_below_zero(kind, steps, peak):
+    config = OptimizerConfig(
+        lr_schedule_type=kind, learning_rate=peak, learning_rate_final_fraction=0, wsd_decay_steps_fraction=0.4
+    )
+    rates = jax.vmap(make_schedule(config, steps))(jnp.arange(steps + 3))
+    assert float(rates.min()) >= 0
