@@ -3,6 +3,7 @@
     python benchmarks/train_step.py                          maxlite, float32 and bfloat16
     python benchmarks/train_step.py --peers PYTHON           and PyTorch, with a Python that has torch 2.13
     python benchmarks/train_step.py remat_policy=full        with other config keys
+    python benchmarks/train_step.py --huge-pages             with memory from huge pages (see NOTES.md)
 
 What is measured is the step that `maxlite.train` runs, on one fixed batch of random tokens that is already in memory.
 Every program is a process of its own and they take turns, one block of steps per round, so that a disturbance hits
@@ -40,15 +41,18 @@ KEYS = {
     "run_name": "benchmark",
     # Everything fits in memory, so nothing is recomputed, as in PyTorch.
     "remat_policy": "none",
+    # What a CPU is fastest with: layers compiled one by one, logits that fit its cache.
+    "scan_layers": False,
+    "loss_chunk_size": 256,
 }
 
 
 class Worker:
     """One program in its own process; answers a JSON line for a JSON line."""
 
-    def __init__(self, name: str, dtype: str, command: list[str]) -> None:
+    def __init__(self, name: str, dtype: str, command: list[str], env: dict[str, str]) -> None:
         self.name, self.dtype = name, dtype
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.seconds: list[float] = []  # per step, one number a round
         self.gflops: list[float] = []
         self.peak_bytes = 0
@@ -126,16 +130,19 @@ def step_gflop() -> float:
     return train_step_flops(config, TOKENS, SHAPE["length"]) / 1e9
 
 
-def start_workers(peers: str | None, dtypes: list[str], overrides: list[str]) -> list[Worker]:
+def start_workers(peers: str | None, dtypes: list[str], huge_pages: bool, overrides: list[str]) -> list[Worker]:
     workers = []
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    if huge_pages:
+        env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     torch_script = str(Path(__file__).parent / "peers" / "torch_llama.py")
     shape = [f"--{name}={size}" for name, size in SHAPE.items()]
     for dtype in dtypes:
-        workers.append(Worker("maxlite", dtype, [sys.executable, __file__, "--serve", dtype, *overrides]))
+        workers.append(Worker("maxlite", dtype, [sys.executable, __file__, "--serve", dtype, *overrides], env))
         if peers:
             command = [peers, torch_script, *shape, f"--dtype={dtype}"]
-            workers.append(Worker("torch eager", dtype, command))
-            workers.append(Worker("torch compiled", dtype, [*command, "--compile"]))
+            workers.append(Worker("torch eager", dtype, command, env))
+            workers.append(Worker("torch compiled", dtype, [*command, "--compile"], env))
     return workers
 
 
@@ -145,6 +152,9 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps per round")
+    parser.add_argument(
+        "--huge-pages", action="store_true", help="every program with GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     parser.add_argument("--serve", choices=DTYPES, help=argparse.SUPPRESS)
     arguments, overrides = parser.parse_known_args()
@@ -153,7 +163,7 @@ def main() -> None:
         return
 
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.2f} (a load from elsewhere spoils the numbers)")
-    workers = start_workers(arguments.peers, arguments.dtypes, overrides)
+    workers = start_workers(arguments.peers, arguments.dtypes, arguments.huge_pages, overrides)
     for worker in workers:
         worker.ask(steps=2)  # compiles
     for _ in range(arguments.rounds):
@@ -196,7 +206,9 @@ def main() -> None:
             }
         )
     if arguments.json:
-        arguments.json.write_text(json.dumps({"shape": SHAPE, "overrides": overrides, "results": results}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"shape": SHAPE, "keys": KEYS, "overrides": overrides, "results": results}, indent=1)
+        )
 
 
 if __name__ == "__main__":
