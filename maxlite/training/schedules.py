@@ -21,7 +21,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
       wsd     peak, then over the last D = round(T * wsd_decay_steps_fraction) updates linearly to f * peak;
       constant  peak.
 
-    Update T gets exactly the final value, and so does every update after T.
+    Update T gets the final value, to float32 rounding, and so does every update after T.
 
     Args:
         config: the shape; rates are per update.
