@@ -119,7 +119,8 @@ class OptimizerConfig(Section):
     momentum: float = key(0.9, "sgd: momentum", ge=0, lt=1)
     muon_beta: float = key(0.95, "muon: momentum", ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = key(
-        "stop", "non-finite loss or gradient: stop with exit 4, or skip that update and go on"
+        "stop",
+        "non-finite loss, gradient or result: stop with exit 4, or skip that update; 10 in a row stop all the same",
     )
 
     @model_validator(mode="after")
