@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from tqdm import tqdm
 
 
 class Console:
-    """Prints lines; with `start`, shows how far the run is and how long it will take."""
+    """Prints lines; with `start`, shows how far the run is and how long it will take.
+
+    A reader that is gone (`| head`) or a full disk behind standard output ends the printing, never the training.
+    """
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
@@ -33,11 +38,16 @@ class Console:
 
     def line(self, text: str) -> None:
         """Prints a line above the bar; flushed, since a log is read while the run goes on."""
-        if self._bar is not None and not self._bar.disable:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
-        else:
-            print(text, flush=True)
+        try:
+            if self._bar is not None and not self._bar.disable:
+                tqdm.write(text, file=sys.stdout)
+                sys.stdout.flush()
+            else:
+                print(text, flush=True)
+        except OSError:
+            # There is nobody left to tell. What is still in the buffer must have somewhere to go at exit.
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def lines(self, *texts: str | Sequence[str]) -> None:
         """Prints each text, or each of its lines."""
@@ -48,11 +58,12 @@ class Console:
 
 def duration(seconds: float) -> str:
     """`42 s`, `3 min 05 s`, `2 h 07 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
 def step_line(record: Mapping[str, Any], last_step: int, seconds_left: float) -> str:

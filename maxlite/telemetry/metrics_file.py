@@ -13,16 +13,26 @@ from typing import Any, Self
 class MetricsFile:
     """Appends to a run's metrics; on a resumed run, lines of steps that will be done again are cut off first.
 
-    A line is on file before its step can be saved, so a run cut anywhere has a line for every logged step up to its
-    checkpoint.
+    A line is written before its step can be saved, so a run killed anywhere has a line for every logged step up to
+    its checkpoint. (A machine that loses power may lose lines: they are not flushed to the disk one by one.)
     """
 
     def __init__(self, path: Path, resumed_step: int) -> None:
-        """Opens `path`, keeping the lines of steps up to `resumed_step`."""
-        kept, self._last = _lines_up_to(path, resumed_step)
+        """Opens `path`, keeping the whole lines of steps up to `resumed_step`.
+
+        Raises:
+            OSError: the file cannot be read or written.
+        """
+        before = path.read_bytes() if path.exists() else b""
+        kept = [(line, record) for line, record in _parse(before) if record["step"] <= resumed_step]
+        content = b"".join(line for line, _ in kept)
+        if content != before:
+            temporary = path.with_name(f".{path.name}.tmp")
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        self.last: Mapping[str, Any] = kept[-1][1] if kept else {}  # the last line's object
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._file, kept)
-        self._end = kept
+        self._end = len(content)
 
     def __enter__(self) -> Self:
         return self
@@ -30,27 +40,47 @@ class MetricsFile:
     def __exit__(self, *exc: object) -> None:
         os.close(self._file)
 
-    @property
-    def last(self) -> Mapping[str, Any]:
-        """The last line's object; empty when there is none."""
-        return self._last
-
     def append(self, record: Mapping[str, Any]) -> None:
         """Writes one line.
 
         Raises:
             OSError: the disk is full or gone.
         """
-        line = (_encode(record) + "\n").encode()
-        self._end += os.pwrite(self._file, line, self._end)
-        self._last = dict(record)
+        self._write((_encode(record) + "\n").encode(), self._end)
+        self.last = dict(record)
 
     def extend_last(self, values: Mapping[str, Any]) -> None:
-        """Adds values to the last line in one write over its end, so that a kill leaves the old line or the new."""
-        tail = (", " + _encode(values)[1:] + "\n").encode()
-        end = os.pwrite(self._file, tail, self._end - 2)
-        self._end += end - 2
-        self._last = {**self._last, **values}
+        """Adds values to the last line in one write over its end, so that a kill leaves the old line or the new.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        self._write((", " + _encode(values)[1:] + "\n").encode(), self._end - 2)
+        self.last = {**self.last, **values}
+
+    def _write(self, data: bytes, at: int) -> None:
+        while data:  # a disk that fills up takes a part first, and says so at the next write
+            written = os.pwrite(self._file, data, at)
+            data, at = data[written:], at + written
+        self._end = at
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a metrics file, as objects; what a kill or a bad disk left of others is passed over."""
+    return [record for _, record in _parse(path.read_bytes())]
+
+
+def _parse(data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
+    """The whole lines, each with its object."""
+    lines = []
+    for line in data.splitlines(keepends=True):
+        try:
+            record = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            lines.append((line, record))
+    return lines
 
 
 def _encode(record: Mapping[str, Any]) -> str:
@@ -60,24 +90,3 @@ def _encode(record: Mapping[str, Any]) -> str:
         for name, value in record.items()
     }
     return json.dumps(finite, allow_nan=False)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a metrics file, as objects; a last line that was torn by a kill is left out."""
-    records = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            records.append(json.loads(line))
-    return records
-
-
-def _lines_up_to(path: Path, step: int) -> tuple[int, Mapping[str, Any]]:
-    """Length in bytes of the whole lines of steps up to `step`, and the last of them."""
-    length, last = 0, {}
-    if path.exists():
-        for line in path.read_bytes().splitlines(keepends=True):
-            record = json.loads(line) if line.endswith(b"\n") else None
-            if record is None or record["step"] > step:
-                break
-            length, last = length + len(line), record
-    return length, last

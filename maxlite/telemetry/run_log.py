@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -45,12 +45,17 @@ class RunLog:
         self._work_at_risk_seconds = work_at_risk_seconds
         self._seconds: list[float] = []
         self._since_log: tuple[int, float] | None = None  # (step, ready_at) of the newest logged step
-        self._failed = False
+        self._last: Mapping[str, Any] = {}  # the newest record, as last written
+        self._failed: set[str] = set()
         self._open = ExitStack()
-        self._file = self._open.enter_context(MetricsFile(directory / "metrics.jsonl", resumed_step))
-        self._board = (
-            self._open.enter_context(TensorBoard(directory / "tensorboard")) if config.enable_tensorboard else None
-        )
+        self._file: MetricsFile | None = None
+        self._board: TensorBoard | None = None
+        with self._unless_it_fails("metrics.jsonl"):
+            self._file = self._open.enter_context(MetricsFile(directory / "metrics.jsonl", resumed_step))
+            self._last = self._file.last
+        if config.enable_tensorboard:
+            with self._unless_it_fails("tensorboard"):
+                self._board = self._open.enter_context(TensorBoard(directory / "tensorboard"))
         console.start(resumed_step, last_step)
 
     def __enter__(self) -> Self:
@@ -66,7 +71,7 @@ class RunLog:
         if not self._is_logged(done):
             return
         record = self._record(done)
-        self._write(record, self._file.append)
+        self._write(record)
         if not done.metrics["finite"]:
             self._console.line(f"step {done.step}: the loss or its gradient is not finite; update refused")
         left = (self._last_step - done.step) * statistics.median(self._seconds[-100:])
@@ -76,15 +81,12 @@ class RunLog:
         """Adds a held-out loss to the line of `step`; None, an evaluation that was cut short, is not one."""
         if loss is None:
             return
-        if self._file.last.get("step") == step:
-            self._write({"eval_loss": loss}, self._file.extend_last)
-        else:
-            self._write({"step": step, "eval_loss": loss}, self._file.append)
+        self._write({"step": step, "eval_loss": loss})
         self._console.line(f"step {step}/{self._last_step}  held-out loss {loss:.4f}")
 
     def evaluation_of(self, step: int) -> float | None:
         """The held-out loss at `step`, if it is the last thing logged."""
-        return self._file.last.get("eval_loss") if self._file.last.get("step") == step else None
+        return self._last.get("eval_loss") if self._last.get("step") == step else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -117,13 +119,26 @@ class RunLog:
             record["peak_share"] = tflops / self._cost.peak_tflops
         return record
 
-    def _write(self, record: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        if self._failed:
-            return
-        try:
-            write(record)
-        except OSError as error:
-            self._failed = True
-            self._console.line(f"metrics.jsonl cannot be written ({error.strerror}); training goes on without it")
+    def _write(self, record: Mapping[str, Any]) -> None:
+        """Writes a record; one for the same step as the last adds to it."""
+        adds = self._last.get("step") == record["step"]
+        self._last = {**self._last, **record} if adds else record
+        if self._file is not None:
+            with self._unless_it_fails("metrics.jsonl"):
+                if adds:
+                    self._file.extend_last({name: value for name, value in record.items() if name != "step"})
+                else:
+                    self._file.append(record)
         if self._board is not None:
-            self._board.write({"step": self._file.last["step"], **record})
+            with self._unless_it_fails("tensorboard"):
+                self._board.write(record)
+
+    @contextmanager
+    def _unless_it_fails(self, name: str) -> Generator[None]:
+        """A writer whose disk is full or gone: said once, and training goes on."""
+        try:
+            yield
+        except OSError as error:
+            if name not in self._failed:
+                self._console.line(f"{name} cannot be written ({error.strerror}); training goes on without it")
+            self._failed.add(name)

@@ -1,6 +1,7 @@
 """`metrics.jsonl`: exact floats, one object a step, whole after any cut."""
 
 import json
+import os
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,18 +33,31 @@ def test_a_held_out_loss_joins_the_line_of_its_step(tmp_path):
     assert read_metrics(tmp_path / "m") == [{"step": 1, "loss": 2.0, "eval_loss": 3.0}, {"step": 2, "loss": 1.0}]
 
 
-@given(st.integers(0, 8), st.integers(0, 60))
-def test_resuming_keeps_whole_lines_up_to_the_step_and_no_others(tmp_path_factory, resumed, torn_bytes):
+@given(st.integers(0, 8), st.integers(0, 60), st.integers(0, 100), st.binary(max_size=30))
+def test_resuming_keeps_whole_lines_up_to_the_step_and_no_others(tmp_path_factory, resumed, torn, at, garbage):
     path = tmp_path_factory.mktemp("m") / "metrics.jsonl"
     with MetricsFile(path, 0) as file:
         for step in range(1, 7):
             file.append({"step": step, "loss": step / 3})
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) - torn_bytes])
-    complete = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    lines = whole.splitlines(keepends=True)
+    damaged = whole[: len(whole) - torn]
+    damaged = damaged[:at] + garbage + damaged[at + len(garbage) :]
+    path.write_bytes(damaged)
+    intact = [json.loads(line) for line in lines if line in damaged.splitlines(keepends=True)]
     with MetricsFile(path, resumed) as file:
-        kept = [record for record in complete if record["step"] <= resumed]
-        assert read_metrics(path) == kept
+        kept = read_metrics(path)
+        assert [record for record in intact if record["step"] <= resumed] == [r for r in kept if r in intact]
+        assert all(record["step"] <= resumed for record in kept)
         assert file.last == (kept[-1] if kept else {})
         file.append({"step": 9})
     assert read_metrics(path) == [*kept, {"step": 9}]
+
+
+def test_a_write_done_in_parts_is_whole(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+    with MetricsFile(tmp_path / "m", 0) as file:
+        monkeypatch.setattr("os.pwrite", lambda descriptor, data, at: pwrite(descriptor, data[:3], at))
+        file.append({"step": 1, "loss": 2.0})
+        file.extend_last({"eval_loss": 3.0})
+    assert read_metrics(tmp_path / "m") == [{"step": 1, "loss": 2.0, "eval_loss": 3.0}]
