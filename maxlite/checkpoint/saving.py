@@ -97,15 +97,18 @@ class Saver:
             error.add_note(f"its leftovers could not be removed: {in_words(second)}")
 
     def _delete_old(self, newest: int) -> list[str]:
-        """Deletes all but the newest good steps; returns what could not be deleted, in words."""
+        """Deletes all but the newest good steps; returns what could not be done, in words."""
         damaged = self.damaged - {newest}
-        good = [step for step in layout.steps(self._directory)[0] if step not in damaged]
+        try:
+            good = [step for step in layout.steps(self._directory)[0] if step not in damaged]
+        except Exception as error:  # storage libraries raise all kinds
+            return [f"{self._directory} could not be listed, so no old checkpoint was deleted: {in_words(error)}"]
         warnings = []
         for step in reversed(good[self._keep :]):
             if step != newest:
                 try:
                     storage.delete_step(layout.step_path(self._directory, step))
-                except OSError as error:
+                except Exception as error:
                     warnings.append(f"checkpoint {step} could not be deleted: {in_words(error)}")
         return warnings
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maxlite.checkpoint import Checkpointer, RestoreError, SaveError
+from maxlite.checkpoint import Checkpointer, SaveError
 from maxlite.config import CheckpointConfig, InputError
 
 STATE = {"w": np.zeros(3, np.float32)}
@@ -203,6 +203,20 @@ def test_deletion_failure_is_a_warning_not_a_failed_save(make, storage, monkeypa
     assert "checkpoint 1 could not be deleted: Permission denied" in make.lines[0]
 
 
+def test_listing_failure_after_the_commit_is_a_warning_not_a_failed_save(make, storage, monkeypatch):
+    def refuse(directory):
+        raise OSError(5, "Input/output error", str(directory))
+
+    monkeypatch.setattr("maxlite.checkpoint.layout.steps", refuse)  # only cleaning up lists the steps
+    with make(max_num_checkpoints_to_keep=1) as checkpointer:
+        checkpointer.save(1, STATE)
+        checkpointer.wait()
+        assert checkpointer.stats.last_committed_step == 1
+        assert checkpointer.stats.failed == 0
+    assert len(make.lines) == 1
+    assert "no old checkpoint was deleted: Input/output error" in make.lines[0]
+
+
 def test_statistics(make, storage, clock):
     with make() as checkpointer:
         assert checkpointer.stats.interval(50) is None
@@ -247,7 +261,3 @@ def test_directory_that_cannot_be_made_is_bad_input(make, tmp_path):
     (tmp_path / "file").write_text("")
     with make(tmp_path / "file" / "checkpoints") as checkpointer, pytest.raises(InputError, match="cannot be used"):
         checkpointer.restore_or_init(STATE, lambda: STATE)
-
-
-def test_errors_are_exit_status_three_material():
-    assert SaveError.__base__ is RestoreError.__base__
