@@ -14,7 +14,7 @@ class SaveError(CheckpointError):
 
 
 class RestoreError(CheckpointError):
-    """Checkpoints exist, and none of them can be read."""
+    """Checkpoints exist, and the newest good one cannot be read."""
 
 
 def in_words(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from maxlite.checkpoint.tree import ArrayInfo
+from maxlite.config import InputError
 
 FORMAT = 1
 COMMIT_MARKER = "commit_success.txt"
@@ -49,16 +50,23 @@ def step_path(directory: epath.Path, step: int) -> epath.Path:
 
 
 def is_committed(path: epath.Path) -> bool:
-    """Whether the step directory has its commit marker."""
-    return (path / COMMIT_MARKER).exists()
+    """Whether the step directory has its commit marker. Raises OSError if storage does not tell."""
+    try:
+        (path / COMMIT_MARKER).stat()  # `exists` takes every error for a no
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _names(directory: epath.Path) -> list[str]:
-    return [path.name for path in directory.iterdir()] if directory.exists() else []
+    try:
+        return [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
 
 
 def steps(directory: epath.Path) -> tuple[list[int], list[int]]:
-    """Lists the directory: (committed steps, steps without a commit marker), newest first."""
+    """Lists the directory: (committed steps, steps without a commit marker), newest first. Raises OSError."""
     committed, torn = [], []
     for step in sorted((int(name) for name in _names(directory) if _STEP.fullmatch(name)), reverse=True):
         path = step_path(directory, step)
@@ -89,17 +97,23 @@ def encode_metadata(metadata: StepMetadata) -> dict[str, Any]:
 def read_metadata(path: epath.Path) -> StepMetadata:
     """Reads the metadata of the step directory `path`.
 
-    Raises OSError if it cannot be read, ValueError if it is not what this version writes.
+    Raises OSError if it cannot be read, ValueError if it is damaged, InputError if a newer maxlite wrote it.
     """
     file = path / "metadata" / METADATA_FILE
     try:
-        return _decode(json.loads(file.read_text()))
+        raw = json.loads(file.read_text())
+        if isinstance(raw["format"], int) and raw["format"] > FORMAT:
+            raise InputError(
+                f"checkpoint {path} has format {raw['format']}, and this version of maxlite reads format {FORMAT}: "
+                "use a newer maxlite, or another run_name"
+            )
+        return _decode(raw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not checkpoint metadata: {error!r}") from error
 
 
 def _decode(raw: Mapping[str, Any]) -> StepMetadata:
     if raw["format"] != FORMAT:
-        raise ValueError(f"checkpoint format {raw['format']}; this version of maxlite reads format {FORMAT}")
+        raise ValueError(f"there is no checkpoint format {raw['format']!r}")
     arrays = {name: ArrayInfo(tuple(a["shape"]), a["dtype"]) for name, a in raw["arrays"].items()}
     return StepMetadata(int(raw["step"]), float(raw["created"]), raw["parent_step"], arrays, dict(raw["run"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from os import PathLike
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 from etils import epath
 
 from maxlite.checkpoint import layout, orbax_io, storage
-from maxlite.checkpoint.errors import RestoreError, in_words
+from maxlite.checkpoint.errors import RestoreError
+from maxlite.checkpoint.faults import patiently, why
 from maxlite.checkpoint.tree import array_infos, differences, named_leaves
 from maxlite.config import InputError
 
@@ -37,27 +39,25 @@ def restore_newest(
     Changes nothing on storage. With `partial`, only the arrays that `abstract_state` names are read, for example
     the parameters alone: `restore_newest(directory, {"params": abstract_params}, partial=True)`.
 
-    A step that cannot be read is reported and left as it is, and the next older one is tried. Raises
-    InputError if a readable step has another structure than `abstract_state`, RestoreError if there are
-    committed steps and none can be read.
+    A damaged step is reported and left as it is, and the next older one is tried. Raises InputError if a
+    readable step has another structure than `abstract_state` or a newer maxlite wrote it, RestoreError if there
+    are committed steps and all are damaged, or if storage or memory fails in another way, several times: then
+    the newest step may be good, and an older one would not be the newest good one.
     """
     directory = storage.absolute(directory)
-    committed, torn = layout.steps(directory)
+    committed, torn = patiently(f"checkpoint directory {directory}", lambda: layout.steps(directory), report)
     if torn:
         report(f"ignoring {_list(torn)} in {directory}: no commit marker")
     damaged: dict[int, str] = {}  # step: why
     for step in committed:
         path = layout.step_path(directory, step)
+        read = functools.partial(_read_step, path, step, abstract_state, partial)
         try:
-            metadata = layout.read_metadata(path)
-            if metadata.step != step:
-                raise ValueError(f"it is a copy of step {metadata.step} under another name")
-            _require_same_structure(path, metadata, abstract_state, partial)
-            state = _read(path, abstract_state)
-        except InputError:
+            state, metadata = patiently(f"checkpoint {path}", read, report)
+        except (InputError, RestoreError):
             raise
-        except Exception as error:  # storage libraries raise all kinds; each one is reported
-            damaged[step] = in_words(error)
+        except Exception as error:  # damage, of all kinds; each one is reported
+            damaged[step] = why(error)
             report(f"checkpoint {path} cannot be read and is skipped: {damaged[step]}")
         else:
             if damaged:
@@ -74,6 +74,14 @@ def restore_newest(
 
 def _list(steps: list[int]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+
+
+def _read_step(path: epath.Path, step: int, abstract: Any, partial: bool) -> tuple[Any, layout.StepMetadata]:
+    metadata = layout.read_metadata(path)
+    if metadata.step != step:
+        raise ValueError(f"it is a copy of step {metadata.step} under another name")
+    _require_same_structure(path, metadata, abstract, partial)
+    return _read(path, abstract), metadata
 
 
 def _require_same_structure(path: epath.Path, metadata: layout.StepMetadata, abstract: Any, partial: bool) -> None:
