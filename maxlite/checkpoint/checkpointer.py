@@ -10,15 +10,13 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
-from etils import epath
-
-from maxlite.checkpoint import layout, orbax_io, storage
-from maxlite.checkpoint.errors import SaveError, in_words
+from maxlite.checkpoint import layout, storage, verify
+from maxlite.checkpoint.errors import RestoreError, SaveError, in_words
 from maxlite.checkpoint.policy import SavePolicy
 from maxlite.checkpoint.reading import restore_newest
 from maxlite.checkpoint.saving import Pending, Saver
 from maxlite.checkpoint.stats import Commit, SaveStats
-from maxlite.checkpoint.tree import ArrayInfo, array_infos, differences, named_leaves
+from maxlite.checkpoint.tree import array_infos, named_leaves
 from maxlite.config import CheckpointConfig, InputError
 
 FINAL_ATTEMPTS = 2
@@ -126,22 +124,22 @@ class Checkpointer:
             self.stats.blocked_seconds += self._clock() - began
 
     def save_final(self, step: int, state: Any) -> None:
-        """Commits `state`, the last of this process, and verifies it on storage with a fresh reader.
+        """Commits `state`, the last of this process, and reads it back: storage holds these very bits.
 
-        Does nothing if checkpointing is off, and writes nothing if `step` is committed already. Blocks for
-        up to `checkpoint_timeout_seconds` per attempt. Raises SaveError if the state cannot be committed.
+        Does nothing if checkpointing is off, and writes nothing if `step` is committed already and good. A step
+        that reads back otherwise is set aside and saved again. Blocks for up to `checkpoint_timeout_seconds`
+        per attempt, and for the reading. Raises SaveError if the state cannot be committed or read back.
         """
         if not self._config.enable_checkpointing:
             return
         began = self._clock()
-        path, infos = layout.step_path(self.directory, step), array_infos(named_leaves(state))
         problem = ""
         try:
             self._await_pending()
             committed = step == self.stats.last_committed_step
             for self._final_attempts_left in reversed(range(FINAL_ATTEMPTS)):
                 committed = committed or (self._start(step, state) and self._await_pending())
-                problem = _problem_on_storage(path, infos) if committed else self.stats.last_failure
+                problem = self._verify(step, state) if committed else self.stats.last_failure
                 if not problem:
                     return
                 committed = False
@@ -197,6 +195,20 @@ class Checkpointer:
             return False
         return True
 
+    def _verify(self, step: int, state: Any) -> str:
+        """What is wrong with a committed step, which then is one no more; empty if it holds `state`."""
+        path = layout.step_path(self.directory, step)
+        try:
+            problem = verify.damage(path, named_leaves(state), self._report)
+            if problem:
+                self.stats.last_committed_step = None
+                self._report(f"checkpoint {path} is damaged: {problem}")
+                if moved := self._saver.make_way(step):
+                    self._report(moved)
+        except (RestoreError, OSError) as error:  # nothing says that the step is bad: it stays
+            raise SaveError(f"the final state, step {step}, is committed but not verified: {error}") from error
+        return problem
+
     def _await_pending(self) -> bool:
         """Blocks until the save being written has ended, if there is one; whether it was committed."""
         pending = self._pending
@@ -238,14 +250,3 @@ class Checkpointer:
             return  # SaveError says it
         then = f"next try in {delay:.0f} s or later" if self._final_attempts_left is None else "trying again at once"
         self._report(f"save of step {step} failed, {then}: {self.stats.last_failure}")
-
-
-def _problem_on_storage(path: epath.Path, infos: Mapping[str, ArrayInfo]) -> str:
-    """What is wrong with a committed step, in words; empty if a fresh reader finds these arrays there."""
-    try:
-        if not layout.is_committed(path):
-            return f"{path} has no commit marker"
-        layout.read_metadata(path)
-        return "; ".join(differences(orbax_io.describe(path), infos))
-    except Exception as error:  # storage libraries raise all kinds; the callers raise SaveError with it
-        return in_words(error)

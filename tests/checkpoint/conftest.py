@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from maxlite.checkpoint import Checkpointer, orbax_io
-from maxlite.checkpoint.tree import array_infos
 from maxlite.config import CheckpointConfig
 
 
@@ -121,6 +120,7 @@ class FakeStorage:
     saved: dict[str, dict[str, Any]] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)  # a write ends when this is set
     faults: list[Exception | None] = field(default_factory=list)  # what becomes of the next writes
+    corruptions: list[dict[str, Any]] = field(default_factory=list)  # what the next writes get wrong, without an error
     lose_commits: bool = False  # writes end without an error and without a commit
     writing: int = 0
     most_writing: int = 0
@@ -128,8 +128,8 @@ class FakeStorage:
     def __post_init__(self):
         self.gate.set()
 
-    def describe(self, path):
-        return array_infos(self.saved[path.name])
+    def read_arrays(self, path, abstract):
+        return {name: self.saved[path.name][name] for name in abstract}
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def storage(monkeypatch):
             self.path, self.metadata = Path(path), metadata
             self.temporary = self.path.with_name(f"{self.path.name}.orbax-checkpoint-tmp")
             self.temporary.mkdir(parents=True)
-            fake.saved[path.name] = arrays
+            fake.saved[path.name] = {**arrays, **(fake.corruptions.pop(0) if fake.corruptions else {})}
 
         def finish(self):
             assert fake.gate.wait(30)
@@ -163,5 +163,5 @@ def storage(monkeypatch):
             pass
 
     monkeypatch.setattr(orbax_io, "Writer", Writer)
-    monkeypatch.setattr(orbax_io, "describe", fake.describe)
+    monkeypatch.setattr(orbax_io, "read_arrays", fake.read_arrays)
     return fake

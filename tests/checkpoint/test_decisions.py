@@ -1,6 +1,6 @@
 """What the Checkpointer does with its decisions, on storage that obeys the test."""
 
-import numpy as np
+import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from maxlite.checkpoint import Checkpointer, SaveError
 from maxlite.config import CheckpointConfig, InputError
 
-STATE = {"w": np.zeros(3, np.float32)}
+STATE = {"w": jnp.zeros(3), "n": jnp.int32(1)}
+BAD = {"w": jnp.array([0.0, -0.0, 0.0])}  # equal to a comparison of numbers
 CONTINUOUS = {"enable_continuous_checkpointing": True}
 
 
@@ -186,6 +187,39 @@ def test_final_save_notices_a_commit_that_vanished(make, storage):
         checkpointer.save_final(5, STATE)
     assert (make.directory / "5" / "commit_success.txt").exists()
     assert (make.directory / "5.set-aside-1").exists()
+
+
+def test_final_save_that_reads_back_otherwise_is_set_aside_and_saved_again(make, storage):
+    storage.corruptions = [BAD]
+    with make() as checkpointer:
+        checkpointer.save_final(5, STATE)
+        assert checkpointer.stats.last_committed_step == 5
+    assert make.lines[0].endswith("5 is damaged: w differs from the state that was saved")
+    assert (make.directory / "5.set-aside-1").exists()
+    assert steps_on_disk(make.directory) == [5]
+
+
+def test_final_save_that_never_reads_back_right_raises_and_leaves_no_bad_step(make, storage):
+    with make() as checkpointer:
+        checkpointer.save(4, STATE)
+        storage.corruptions = [BAD] * 2
+        with pytest.raises(SaveError, match=r"step 5, is not saved .*: w differs"):
+            checkpointer.save_final(5, STATE)
+    assert steps_on_disk(make.directory) == [4]
+
+
+def test_final_save_that_cannot_be_read_back_now_raises_and_leaves_the_step(make, storage, monkeypatch):
+    def refuse(path, abstract):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("maxlite.checkpoint.orbax_io.read_arrays", refuse)
+    with (
+        make() as checkpointer,
+        pytest.raises(SaveError, match="step 5, is committed but not verified: "),
+    ):
+        checkpointer.save_final(5, STATE)
+    assert steps_on_disk(make.directory) == [5]
 
 
 def test_deletion_failure_is_a_warning_not_a_failed_save(make, storage, monkeypatch):
