@@ -7,11 +7,13 @@ failed and forgets steps that are intact.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
+import os
 import sys
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,47 +23,73 @@ from etils import epath
 from maxlite.checkpoint import layout
 from maxlite.checkpoint.tree import named_leaves, nested
 
+_ORBAX = f"{Path(ocp.__file__).parent}{os.sep}"
 
-class _Quiet(logging.Filter):
-    """Drops Orbax's log: a dozen lines per save, and hundreds per failed one, from each of its threads again.
 
-    Nothing is lost with it: a failure comes back as an exception, or is found by looking at storage, and is
-    then reported once.
+def _from_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno <= logging.ERROR and record.pathname.startswith(_ORBAX)
+
+
+class _Quiet:
+    """Drops Orbax's log while at least one `with quiet:` is open, and what its failed operations print late.
+
+    The log is a dozen lines per save, and hundreds per failed one, from each of Orbax's threads again. Nothing
+    is lost with it: a failure comes back as an exception, or is found by looking at storage, and is then
+    reported once.
     """
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno > logging.ERROR or "/orbax/" not in record.pathname
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._failed = False
+        self._previous = sys.unraisablehook
 
+    def __enter__(self) -> None:
+        with self._lock:
+            self._open += 1
+            if self._open == 1:
+                logging.getLogger("absl").addFilter(self._filter)
+                if sys.unraisablehook != self._hook:
+                    self._previous, sys.unraisablehook = sys.unraisablehook, self._hook
 
-logging.getLogger("absl").addFilter(_Quiet())
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.failed()
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                logging.getLogger("absl").removeFilter(self._filter)
+                if sys.unraisablehook == self._hook and not self._failed:  # not someone else's
+                    sys.unraisablehook = self._previous
 
+    def failed(self) -> None:
+        """An operation failed: the hook stays, as its other reads and writes end at a time no one knows."""
+        self._failed = True
 
-@functools.cache  # once
-def _quiet_unraisable() -> None:
-    """Drops what the other reads and writes of a failed operation print when they end after it."""
-    previous = sys.unraisablehook
+    def _filter(self, record: logging.LogRecord) -> bool:
+        return not _from_orbax(record)
 
-    def hook(unraisable: Any) -> None:
+    def _hook(self, unraisable: Any) -> None:
         late_write = unraisable.object is None and str(unraisable.exc_value) == "Event loop is closed"
         code = getattr(unraisable.object, "cr_code", None)
-        late_read = code is not None and "/orbax/" in code.co_filename
-        if not (late_write or late_read):
-            previous(unraisable)
+        late_read = code is not None and code.co_filename.startswith(_ORBAX)
+        if not (self._open or self._failed) or not (late_write or late_read):
+            self._previous(unraisable)
 
-    sys.unraisablehook = hook
+
+quiet = _Quiet()
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:
-    # Uncompressed: zstd takes 8% off weights and doubles the time to commit.
+    # Uncompressed: a save takes no processor time from the training beside it.
     arrays = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
     return ocp.CompositeCheckpointHandler(state=arrays, metadata=ocp.JsonCheckpointHandler(layout.METADATA_FILE))
 
 
 class Writer:
-    """Writes one step at a time in the background."""
+    """Writes one step at a time in the background. Its user holds `quiet` open for as long as it may print."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        _quiet_unraisable()
         # A directory made in the background that cannot be made is noticed at the timeout only, as a timeout.
         options = ocp.AsyncOptions(timeout_secs=math.ceil(timeout_seconds), create_directories_asynchronously=False)
         self._orbax = ocp.AsyncCheckpointer(_handler(), async_options=options)
@@ -89,10 +117,9 @@ def read_arrays(path: epath.Path, abstract: Mapping[str, jax.ShapeDtypeStruct]) 
 
     Raises whatever storage raises; damaged or missing files are mostly ValueError.
     """
-    _quiet_unraisable()
     tree = nested(abstract)
     arguments = ocp.checkpoint_utils.construct_restore_args(tree)
     restore = ocp.args.PyTreeRestore(tree, restore_args=arguments, partial_restore=True)
-    with ocp.Checkpointer(_handler()) as reader:
+    with quiet, ocp.Checkpointer(_handler()) as reader:
         restored = reader.restore(path, ocp.args.Composite(state=restore))
     return named_leaves(restored["state"])

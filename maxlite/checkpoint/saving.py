@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -44,12 +45,15 @@ class Saver:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._writer: orbax_io.Writer | None = None
+        self._quiet = contextlib.ExitStack()  # from the first writer on
 
     def start(self, arrays: Mapping[str, jax.Array], metadata: layout.StepMetadata) -> Pending:
         """Starts a save; returns once the arrays may be donated. Raises whatever storage raises, cleaned up."""
         step, started = metadata.step, self._clock()
         try:
-            self._writer = self._writer or orbax_io.Writer(self._timeout_seconds)
+            if self._writer is None:
+                self._quiet.enter_context(orbax_io.quiet)
+                self._writer = orbax_io.Writer(self._timeout_seconds)
             path = layout.step_path(self._directory, step)
             self._writer.start(path, arrays, layout.encode_metadata(metadata))
         except Exception as error:
@@ -65,6 +69,7 @@ class Saver:
 
     def forget_writer(self) -> None:
         """The next save gets a writer of its own: the old one may hold a thread that hangs, or an old error."""
+        orbax_io.quiet.failed()
         self._writer = None
 
     def close(self) -> None:
@@ -72,6 +77,7 @@ class Saver:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        self._quiet.close()
 
     def _commit(self, writer: orbax_io.Writer, step: int, abandoned: threading.Event) -> Committed:
         """Sees a save through, makes it durable, then deletes what is no longer kept."""

@@ -158,6 +158,7 @@ def test_late_failure_of_a_write_given_up_leaves_the_retry_alone(make, storage, 
     storage.gate.set()
     assert hung.exception(30) is not None
     assert retry.exists()
+    checkpointer.close()
 
 
 def test_final_save_waits_for_the_one_being_written_and_writes_a_step_once(make, storage):
