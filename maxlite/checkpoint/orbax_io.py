@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from maxlite.checkpoint import layout
-from maxlite.checkpoint.tree import named_leaves, nested
+from maxlite.checkpoint.tree import ArrayInfo, array_infos, named_leaves, nested
 
 _ORBAX = f"{Path(ocp.__file__).parent}{os.sep}"
 
@@ -123,3 +123,13 @@ def read_arrays(path: epath.Path, abstract: Mapping[str, jax.ShapeDtypeStruct]) 
     with quiet, ocp.Checkpointer(_handler()) as reader:
         restored = reader.restore(path, ocp.args.Composite(state=restore))
     return named_leaves(restored["state"])
+
+
+def describe(path: epath.Path) -> dict[str, ArrayInfo]:
+    """Shape and dtype of every array of a committed step, from the arrays' own headers on storage.
+
+    Raises whatever storage raises.
+    """
+    with quiet, ocp.Checkpointer(_handler()) as reader:
+        tree = reader.metadata(path).item_metadata["state"].tree
+    return array_infos(named_leaves(tree))
