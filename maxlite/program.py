@@ -15,9 +15,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from maxlite.config import Config, DataConfig, InputError
+from maxlite.config import Config, InputError, ModelConfig
 from maxlite.data import Batch, Dataset, open_dataset
-from maxlite.model import Llama, LossSums, choose_attention, loss_sums, num_parameters, train_step_flops
+from maxlite.model import (
+    AttentionChoice,
+    Llama,
+    LossSums,
+    choose_attention,
+    loss_sums,
+    num_parameters,
+    train_step_flops,
+)
 from maxlite.parallel import (
     batch_sharding,
     batch_shards,
@@ -50,10 +58,46 @@ BATCH_KEYS = ("inputs", "inputs_position", "inputs_segmentation", "targets", "ta
 
 
 @dataclass(frozen=True)
+class Network:
+    """The model on a mesh, without values.
+
+    graphdef: `nnx.merge(graphdef, params)` is the model.
+    abstract_params: `jax.ShapeDtypeStruct`s with shardings.
+    init_params: the initial parameters; to be traced with their shardings, so that every array is born sharded.
+    axes: the logical axes of each parameter.
+    """
+
+    graphdef: nnx.GraphDef[Llama]
+    abstract_params: Params
+    init_params: Callable[[], Params]
+    axes: Any
+
+
+def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0) -> Network:
+    """The model that `config` describes, its initial weights those of `seed`; computes nothing yet."""
+    platform = mesh.devices.flat[0].platform
+    make = partial(Llama, config, constrain=constrain(mesh), per_shard=per_shard(mesh), platform=platform)
+    graphdef, variables = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
+    abstract, axes = nnx.to_pure_dict(variables), nnx.to_pure_dict(nnx.get_partition_spec(variables))
+    return Network(
+        graphdef=graphdef,
+        abstract_params=_with_shardings(abstract, param_shardings(mesh, abstract, axes)),
+        init_params=lambda: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(seed)))),
+        axes=axes,
+    )
+
+
+def _with_shardings(abstract: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+    )
+
+
+@dataclass(frozen=True)
 class Program:
     """A run's functions and the shapes they take.
 
-    graphdef: the model without its parameters: `nnx.merge(graphdef, params)` is the model.
+    attention: the kernel, and why it was chosen.
     abstract_state: a TrainState of `jax.ShapeDtypeStruct`s with shardings.
     init_state: makes the state of step 0, born sharded.
     jitted_train_step: `(state, batch) -> (state, metrics)`; the state is donated.
@@ -63,7 +107,7 @@ class Program:
 
     config: Config
     mesh: Mesh
-    graphdef: nnx.GraphDef[Llama]
+    attention: AttentionChoice
     abstract_state: TrainState
     init_state: Callable[[], TrainState]
     jitted_train_step: Any
@@ -106,16 +150,11 @@ class Program:
 
     def describe(self) -> list[str]:
         """What will be computed where, a few lines for people."""
-        config = self.config
-        kernel, reason = choose_attention(
-            config.model,
-            platform=self.mesh.devices.flat[0].platform,
-            sequence_length=config.data.max_target_length,
-        )
+        model, (kernel, reason) = self.config.model, self.attention
         return [
             f"maxlite {version('maxlite')}, jax {jax.__version__}, {describe_mesh(self.mesh)}",
-            f"model: {num_parameters(config.model):,} parameters in {config.model.weight_dtype}, computed in "
-            f"{config.model.dtype}; attention {kernel} ({reason})",
+            f"model: {num_parameters(model):,} parameters in {model.weight_dtype}, computed in {model.dtype}; "
+            f"attention {kernel} ({reason})",
         ]
 
 
@@ -133,31 +172,25 @@ def build_program(config: Config) -> Program:
     rows = global_batch_size(data.per_device_batch_size, mesh.size, accumulation, parts)
     eval_rows = global_batch_size(data.eval_per_device_batch_size or data.per_device_batch_size, mesh.size, 1, parts)
 
-    platform = mesh.devices.flat[0].platform
-    make_model = partial(Llama, config.model, constrain=constrain(mesh), per_shard=per_shard(mesh), platform=platform)
-    # Made abstractly here for its structure, and later inside jit, where every array is born sharded.
-    graphdef, variables = nnx.split(nnx.eval_shape(lambda: make_model(rngs=nnx.Rngs(0))))
-    axes = nnx.to_pure_dict(nnx.get_partition_spec(variables))
-
-    def init_params() -> Params:
-        return nnx.to_pure_dict(nnx.state(make_model(rngs=nnx.Rngs(config.run.init_weights_seed))))
+    attention = choose_attention(
+        config.model, platform=mesh.devices.flat[0].platform, sequence_length=data.max_target_length
+    )
+    network = build_network(config.model, mesh, config.run.init_weights_seed)
 
     def loss_fn(params: Params, batch: dict[str, jax.Array]) -> LossSums:
-        return loss_sums(nnx.merge(graphdef, params), batch, config.model)
+        return loss_sums(nnx.merge(network.graphdef, params), batch, config.model)
 
     schedule = make_schedule(config.optimizer, config.run.steps)
-    optimizer = make_optimizer(config.optimizer, schedule, axes)
-    abstract = abstract_state(init_params, optimizer)
-    shardings = state_shardings(abstract, param_shardings(mesh, abstract.params, axes))
+    optimizer = make_optimizer(config.optimizer, schedule, network.axes)
+    abstract = abstract_state(network.init_params, optimizer)
+    shardings = state_shardings(abstract, jax.tree.map(lambda leaf: leaf.sharding, network.abstract_params))
     train_step = make_train_step(loss_fn, optimizer, schedule, config.optimizer)
     return Program(
         config=config,
         mesh=mesh,
-        graphdef=graphdef,
-        abstract_state=jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
-        ),
-        init_state=lambda: create_state(init_params, optimizer, shardings),
+        attention=attention,
+        abstract_state=_with_shardings(abstract, shardings),
+        init_state=lambda: create_state(network.init_params, optimizer, shardings),
         jitted_train_step=jit_train_step(train_step, shardings, batch_sharding(mesh)),
         eval_step=jax.jit(loss_fn, in_shardings=(shardings.params, batch_sharding(mesh))),
         batch_sharding=batch_sharding(mesh),
@@ -179,11 +212,27 @@ def open_data(program: Program) -> Dataset:
     )
 
 
+# What decides the sequence of batches.
+DATA_KEYS = (
+    "dataset_type",
+    "text_files",
+    "eval_text_files",
+    "eval_fraction",
+    "text_column",
+    "tokenizer_type",
+    "tokenizer_path",
+    "max_target_length",
+    "data_shuffle_seed",
+    "enable_data_shuffling",
+)
+
+
 def run_metadata(program: Program, data: Dataset) -> dict[str, Any]:
     """What every checkpoint says about the run that made it."""
     return {
         "config": program.config.flat(),
         "data_fingerprint": data.fingerprint,
+        "global_batch_size": program.rows,
         "versions": {name: version(name) for name in ("maxlite", "jax", "flax", "optax", "orbax-checkpoint", "grain")},
     }
 
@@ -194,11 +243,20 @@ def require_same_data(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -
     Raises:
         InputError: the fingerprint of the data differs.
     """
-    if saved is not None and saved["data_fingerprint"] != now["data_fingerprint"]:
-        keys = [*DataConfig.model_fields, "gradient_accumulation_steps"]
-        changed = [key for key in keys if saved["config"].get(key) != now["config"][key]]
-        why = f"changed: {', '.join(changed)}" if changed else "the text itself, or a library, changed"
-        raise InputError(
-            f"the checkpoint was made with other data ({why}); its step would mean another place in the data. "
-            "Restore what changed, or use another run_name"
-        )
+    if saved is None or saved.get("data_fingerprint") == now["data_fingerprint"]:
+        return
+    if not saved.keys() >= now.keys():
+        raise InputError("the checkpoint does not say which data it was made with; use another run_name")
+    changed = [
+        f"{key}: {saved['config'].get(key)} -> {now['config'][key]}"
+        for key in DATA_KEYS
+        if saved["config"].get(key) != now["config"][key]
+    ]
+    before, rows = saved["global_batch_size"], now["global_batch_size"]
+    if before != rows:
+        fits = now["config"]["per_device_batch_size"] * before / rows
+        changed.append(f"global batch: {before} -> {rows} sequences; per_device_batch_size={fits:g} keeps {before}")
+    raise InputError(
+        f"the checkpoint was made with other data ({'; '.join(changed) or 'the text itself, or a library, changed'}), "
+        "where its step is another place. Restore what changed, or use another run_name"
+    )

@@ -1,31 +1,34 @@
-"""SIGINT and SIGTERM: the first asks for a save and an end, the second leaves at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first asks for a save and an end, the second leaves at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREEMPTED = 5  # the exit status; see maxlite.config.Exit, which may not be loaded yet
 
 
 class StopRequest:
-    """Installs the handlers while entered; `requested` turns true with the first signal.
+    """Installs the handlers while entered; `requested` is the name of the signal that came, empty before.
 
-    Outside `deferred()`, before the first step, there is nothing to save, and a signal raises KeyboardInterrupt.
-    Inside, it only sets `requested`, and the loop ends itself at the next step.
+    Outside `deferred()`, before there is a state, there is nothing to save: the process leaves at once. (It does not
+    raise: an exception from a handler may surface inside any library's code, and not all of it can stand that.)
+    Inside, the signal is only remembered, and the loop ends itself at the next step.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = ""
         self._deferred = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        wanted = [number for number in SIGNALS if not self._is_nohup(number)]
+        self._previous = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -41,13 +44,24 @@ class StopRequest:
         finally:
             self._deferred = False
 
+    @staticmethod
+    def _is_nohup(number: signal.Signals) -> bool:
+        return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.requested = True
-        name = signal.Signals(number).name
-        if not self._deferred:
-            raise KeyboardInterrupt(name)
-        # os.write, not print: a handler may run in the middle of another write to the same stream.
-        os.write(2, f"\n{name}: saving, then leaving; once more leaves at once\n".encode())
+        elif self._deferred:
+            self.requested = name
+            _say(f"{name}: saving after this step, then leaving; once more leaves at once")
+        else:
+            _say(f"{name}: stopped before the first step: nothing to save, nothing lost")
+            os._exit(PREEMPTED)
+
+
+def _say(text: str) -> None:
+    # os.write, not print: a handler may run in the middle of another write to the same stream.
+    with suppress(OSError):  # the terminal may be what is gone
+        os.write(2, f"\n{text}\n".encode())

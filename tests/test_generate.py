@@ -32,6 +32,20 @@ def test_samples_go_on_from_the_prompt(run):
     assert one != two
 
 
+def test_a_run_of_eight_devices_is_sampled_on_one(make_run):
+    run = make_run("x=y")
+    run.train("steps=4", "per_device_batch_size=0.5", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=4", devices=8)
+    assert generate(run.directory, "prompt=a", "max_new_tokens=4").stdout.startswith("a")
+
+
+def test_an_unreadable_checkpoint_is_said(run):
+    for step in (run.directory / "checkpoints").iterdir():
+        for file in step.rglob("*"):
+            if file.is_file() and file.parent.name == "d":
+                file.write_bytes(b"")
+    assert "can be read" in generate(run.directory, expect=3).stderr
+
+
 def test_bad_input_is_said(run, tmp_path):
     assert "usage" in generate(expect=2).stderr
     assert "config.yml" in generate(tmp_path, expect=2).stderr

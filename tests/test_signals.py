@@ -1,31 +1,45 @@
-"""Stop requests: raised before the loop, remembered inside it."""
+"""Stop requests: at once before the loop, remembered inside it."""
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from maxlite.signals import StopRequest
+from maxlite.config import Exit
+from maxlite.signals import PREEMPTED, StopRequest
+
+ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_outside_the_loop_a_signal_interrupts(number):
-    with StopRequest() as stop:
-        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name):
-            os.kill(os.getpid(), number)
-        assert stop.requested
+@pytest.mark.parametrize("number", ALL)
+def test_outside_the_loop_the_process_leaves_at_once(number):
+    code = (
+        f"import os; from maxlite.signals import StopRequest\nwith StopRequest(): os.kill(os.getpid(), {int(number)})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == PREEMPTED == Exit.PREEMPTED
+    assert f"{number.name}: stopped before the first step" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ALL)
 def test_inside_the_loop_a_signal_is_remembered(number, capfd):
     with StopRequest() as stop, stop.deferred():
+        assert not stop.requested
         os.kill(os.getpid(), number)
-        assert stop.requested
-    assert "saving, then leaving" in capfd.readouterr().err
+        assert stop.requested == number.name
+    assert "saving after this step" in capfd.readouterr().err
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored():
+    code = "import os, signal; from maxlite.signals import StopRequest\nwith StopRequest(): os.kill(os.getpid(), 1)"
+    done = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
 
 
 def test_handlers_are_put_back():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in ALL]
     with StopRequest():
         pass
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in ALL] == before

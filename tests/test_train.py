@@ -4,6 +4,7 @@ import json
 import math
 import re
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -109,7 +110,8 @@ def test_a_run_cut_twice_is_bitwise_the_run_never_cut(make_run, how):
             assert process.returncode == -signal.SIGKILL
         else:
             assert process.returncode == 5, output
-            assert "saving, then leaving" in output
+            assert "saving after this step" in output
+            assert f"step {committed(cut)[0]} is saved" in output
             assert f"final step       {committed(cut)[0]} of 400" in output
         assert 0 < committed(cut)[0] < 400, "the cut came too late to prove anything"
     assert "resuming from step" in cut.train(*arguments)
@@ -132,17 +134,30 @@ def test_a_run_done_in_two_parts_with_fixed_saves_and_accumulation_is_the_same(m
     assert {30, 17} <= set(committed(parts))
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 0.9, 1.2, 1.5, 2.0])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_the_first_step_leaves_with_its_own_status(make_run, number):
+def test_a_signal_during_the_start_leaves_with_its_own_status(make_run, number, seconds):
     run = make_run("a")
-    process = run.start("steps=1000")
-    while not run.directory.exists():
-        time.sleep(0.01)
+    process = run.start("steps=100000000", "eval_steps=0")
+    time.sleep(seconds)  # wherever that is: in an import, reading text, compiling
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 5, output
     assert "Traceback" not in output
-    assert run.train("steps=3")
+
+
+def test_a_signal_during_the_last_evaluation_is_not_the_end(make_run):
+    run = make_run("a")
+    arguments = ["steps=5", "eval_fraction=0.9", "eval_per_device_batch_size=1", "max_target_length=4"]
+    process = run.start(*arguments)
+    wait_for_step(run, process, 5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert committed(run)[0] == 5
+    if process.returncode == 5:  # it came in time
+        assert "not evaluated" in output
+    assert "held-out loss" in run.train(*arguments)
+    assert "eval_loss" in read_metrics(run.directory / "metrics.jsonl")[-1]
 
 
 def test_a_second_signal_leaves_at_once(make_run):
@@ -163,6 +178,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(make_run):
     output = run.train(*exploding, expect=4)
     step = int(re.search(r"error: step (\d+) is not finite", output).group(1))
     assert f"batch {step}" in output
+    assert committed(run)
     assert all(saved < step for saved in committed(run))
     for saved in committed(run):
         for name, data in state_bytes(run, saved).items():
@@ -170,12 +186,46 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(make_run):
                 assert np.isfinite(np.frombuffer(data, np.float32)).all()
 
 
-def test_a_loss_that_is_not_finite_can_be_skipped(make_run):
+def test_losses_that_are_not_finite_can_be_skipped_but_not_for_ever(make_run):
     run = make_run("a")
-    exploding = ["steps=12", "learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0"]
-    output = run.train(*exploding, "on_nonfinite=skip", "eval_steps=0")
+    exploding = ["learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0", "eval_steps=0"]
+    output = run.train("steps=6", *exploding, "on_nonfinite=skip")
     assert "update refused" in output
-    assert committed(run)[0] == 12
+    assert committed(run)[0] == 6
+    run.train("steps=40", *exploding, "on_nonfinite=skip", expect=4)
+
+
+def test_a_gone_reader_ends_the_printing_not_the_training(make_run):
+    run = make_run("a")
+    process = run.start("steps=60", "log_period=1", stderr=subprocess.DEVNULL)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert committed(run)[0] == 60
+
+
+def test_stopping_a_run_that_saves_nothing_is_not_a_clean_end(make_run):
+    run = make_run("a")
+    process = run.start("steps=1000000", "eval_steps=0", "enable_checkpointing=false")
+    wait_for_step(run, process, 5)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    assert "last saved       nothing" in output
+
+
+def test_another_batch_size_is_refused_with_the_one_that_fits(make_run):
+    run = make_run("a")
+    run.train("steps=4")
+    output = run.train("steps=8", "per_device_batch_size=8", expect=2)
+    assert "global batch: 4 -> 8" in output
+    assert "per_device_batch_size=4" in output
+    run.train("steps=8", "per_device_batch_size=2", devices=2)
+
+
+def test_settings_from_the_environment_are_part_of_the_way_on(make_run, monkeypatch):
+    monkeypatch.setenv("M_STEPS", "3")
+    assert re.search(r"^resume +M_STEPS=3 python -m maxlite.train .* steps=6$", make_run("a").train(), re.MULTILINE)
 
 
 def test_other_data_is_refused_on_resume(make_run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from maxlite.config.errors import InputError
 from maxlite.config.resolve import ConfigT, Resolved, resolve
@@ -25,7 +26,8 @@ def read_command(kind: type[ConfigT], arguments: Sequence[str], usage: str) -> R
     rest = [argument for argument in arguments if argument not in FLAGS]
     if not rest:
         raise InputError(f"no config given\n{usage}")
-    config_file = rest.pop(0) if "=" not in rest[0] and not rest[0].startswith("-") else None
+    names_file = not rest[0].startswith("-") and ("=" not in rest[0] or Path(rest[0]).is_file())
+    config_file = rest.pop(0) if names_file else None
     resolved = resolve(kind, config_file, rest)
     if "--print_config" in arguments:
         print(config_yaml(resolved.config, resolved.origins), end="")

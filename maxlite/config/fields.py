@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import types
 import typing
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def key(default: Any, doc: str, unit: str = "", **limits: Any) -> Any:
@@ -35,6 +36,20 @@ def _whole_number(value: object) -> object:
 # Steps and token ids are int32 on the device, so no count in a config can be larger.
 Int = Annotated[int, BeforeValidator(_whole_number), Field(le=2**31 - 1)]
 Seed = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, lt=2**32)]
+
+
+def _usable_path(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("no path can hold a NUL")
+    try:
+        Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError("there is no such user, or no home directory") from error
+    return path
+
+
+# As written: `~` is expanded where the path is used, so that a run's config.yml serves another user too.
+LocalPath = Annotated[str, AfterValidator(_usable_path)]
 
 
 def is_null(value: object) -> bool:

@@ -46,6 +46,8 @@ def of_key(detail: Mapping[str, Any], merged: Mapping[str, Setting], section: ty
         what = "needs a value"
     elif kind == "too_short":
         what = "needs at least one value"
+    elif kind == "value_error":
+        what = str(context["error"])
     elif kind == "finite_number":
         what = "must be finite"
     elif kind == "literal_error":

@@ -90,7 +90,7 @@ def _settings_of(loader: yaml.BaseLoader, root: yaml.Node | None, name: str, pro
 def read_environment(environ: Mapping[str, str]) -> Settings:
     """The settings given as `M_KEY` variables."""
     return {
-        name[2:].lower(): Setting(value, f"environment {name}")
+        name[2:].lower(): Setting(value, f"environment {shorten(name)}")
         for name, value in environ.items()
         if name.startswith("M_") and name[2:]
     }

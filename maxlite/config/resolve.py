@@ -125,10 +125,13 @@ def _read_chain(config_file: str | None, problems: list[str]) -> list[Settings]:
         seen.append(os.path.abspath(path))  # noqa: PTH100
         chain.append(read_yaml(path, problems, asked_by))
         base = chain[-1].get("base_config")
-        if base is None or is_null(base.value) or not isinstance(base.value, str):
+        if base is None or is_null(base.value):
+            return chain
+        if not isinstance(base.value, str):
+            problems.append(f"{base.origin}: base_config={messages.show(base.value)}: expected the name of one file")
             return chain
         asked_by = f" (base_config, {base.origin})"
-        path = path.parent / Path(base.value).expanduser()
+        path = path.parent / base.value
 
 
 def _read_preset(model_name: Setting | None, problems: list[str]) -> Settings:
@@ -193,7 +196,7 @@ def _values_of(section: type[Section], merged: Settings, problems: list[str]) ->
                 value = ""
             elif holds_list(field.annotation):
                 listed = bool(re.match(r"\[.*\]$", text, re.DOTALL))
-                value = parse_flow(text, f"{origin}: {key}", problems) if listed else [value] if text else []
+                value = parse_flow(text, f"{origin}: {key}", problems) if listed else [] if is_null(text) else [value]
                 if value is None:
                     continue
         values[key] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -36,14 +37,17 @@ class RunDirectory:
         try:
             # The kernel drops the lock with the process, so a killed run leaves nothing to clean up.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             holder = os.pread(self._lock, 32, 0).decode() or "unknown"
             os.close(self._lock)
+            if not isinstance(error, BlockingIOError):
+                raise InputError(f"{key}: {self.path} cannot be locked: {error.strerror}") from error
             raise InputError(
                 f"{key}: process {holder} is training in {self.path}; wait for it, or choose another run_name"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # who holds the lock is a courtesy; on a full disk it stays unsaid
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -61,8 +65,11 @@ class RunDirectory:
             begins = f"resuming from step {step}: nothing left of steps={last}"
         changes = [f"config changed since the last start: {change}" for change in self._changes()]
         temporary = self.path / f".{CONFIG_NAME}.tmp"
-        temporary.write_text(config_yaml(self._config), encoding="utf-8")
-        temporary.replace(self.path / CONFIG_NAME)  # whole or not at all
+        try:
+            temporary.write_text(config_yaml(self._config), encoding="utf-8")
+            temporary.replace(self.path / CONFIG_NAME)  # whole or not at all
+        except OSError as error:
+            raise InputError(f"{self.path / CONFIG_NAME} cannot be written: {error.strerror}") from error
         return [where, *changes, begins]
 
     def _changes(self) -> list[str]:

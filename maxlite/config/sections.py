@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from maxlite.config.fields import Int, Section, Seed, key
+from maxlite.config.fields import Int, LocalPath, Section, Seed, key
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -18,20 +18,24 @@ class RunConfig(Section):
     """The run: what it is called, where it lives, how long it is."""
 
     run_name: str = key("", "name of the run; its directory is base_output_directory/run_name", min_length=1)
-    base_output_directory: str = key("runs", "parent of all run directories; a path or gs:// URL", min_length=1)
+    base_output_directory: LocalPath = key("runs", "parent of all run directories; a local path", min_length=1)
     base_config: str | None = key(None, "YAML file read before this one; relative to the file that names it")
     model_name: str | None = key(None, "preset of model keys: a file configs/models/<model_name>.yml")
     steps: Int = key(10_000, "optimizer updates in the whole run", "steps", ge=1)
     init_weights_seed: Seed = key(0, "seed of the initial weights")
-    jax_cache_dir: str | None = key(None, "directory of compiled programs kept between runs; null: none kept")
+    jax_cache_dir: LocalPath | None = key(None, "directory of compiled programs kept between runs; null: none kept")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.run_name:
-            raise ValueError("run_name needs a value")
+            raise ValueError("run_name needs a value: name a config file, or write run_name=NAME")
         parts = self.run_name.split("/")
         if not self.run_name.isprintable() or not all(part.strip(". ") for part in parts):
             raise ValueError(f"run_name={self.run_name!r} cannot name a directory")
+        if "://" in self.base_output_directory:
+            raise ValueError(
+                f"base_output_directory={self.base_output_directory}: object stores are not supported yet"
+            )
         return self
 
 
@@ -102,7 +106,7 @@ class OptimizerConfig(Section):
     """The optimizer and its learning rate."""
 
     opt_type: Literal["adamw", "adafactor", "lion", "sgd", "muon"] = key("adamw", "optax optimizer")
-    learning_rate: float = key(3e-4, "peak learning rate", ge=0)
+    learning_rate: float = key(3e-4, "peak learning rate; a float32", ge=0, le=3.4e38)
     lr_schedule_type: Literal["cosine", "wsd", "linear", "constant"] = key("cosine", "shape after the warm-up")
     learning_rate_schedule_steps: Int = key(-1, "length of the schedule; -1: steps", "steps", ge=-1)
     warmup_steps_fraction: float = key(0.1, "share of the schedule spent rising from 0", ge=0, le=1)
@@ -137,17 +141,19 @@ class DataConfig(Section):
     """Where tokens come from and how they become batches."""
 
     dataset_type: Literal["text", "synthetic"] = key("text", "text: documents from text_files; synthetic: random ids")
-    text_files: list[str] = key(
+    text_files: list[LocalPath] = key(
         ["corpus:sotu", "corpus:shakespeare"],
         "documents: .txt, .jsonl, .jsonl.xz, .jsonl.gz, globs, or a bundled corpus:sotu, corpus:shakespeare",
         min_length=1,
     )
-    eval_text_files: list[str] = key([], "held-out documents; empty: eval_fraction of text_files' documents")
+    eval_text_files: list[LocalPath] = key([], "held-out documents; empty: eval_fraction of text_files' documents")
     eval_fraction: float = key(0.05, "share of the documents held out for evaluation, whole documents", ge=0, lt=1)
     text_column: str = key("text", "jsonl: the field that holds a document's text", min_length=1)
     tokenizer_type: Literal["sentencepiece", "huggingface", "byte"] = key("sentencepiece", "kind of tokenizer")
-    tokenizer_path: str | None = key(None, "tokenizer file (.model or tokenizer.json); null: the bundled one")
-    data_cache_directory: str = key("~/.cache/maxlite", "where tokenised text is kept between runs", min_length=1)
+    tokenizer_path: LocalPath | None = key(None, "tokenizer file (.model or tokenizer.json); null: the bundled one")
+    data_cache_directory: LocalPath = key(
+        "~/.cache/maxlite", "where tokenised text is kept between runs", min_length=1
+    )
     max_target_length: Int = key(2048, "length of one training sequence", "tokens", ge=1)
     per_device_batch_size: float = key(8.0, "sequences per device and micro-batch; may be under 1", gt=0)
     eval_per_device_batch_size: float = key(0.0, "the same for evaluation; 0: per_device_batch_size", ge=0)

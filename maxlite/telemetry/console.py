@@ -31,6 +31,11 @@ class Console:
         """Shows the progress bar, if standard error is a terminal."""
         self._bar = tqdm(initial=step, total=last_step, unit="step", dynamic_ncols=True, leave=False, disable=None)
 
+    @property
+    def shows_bar(self) -> bool:
+        """Whether there is a progress bar, which says how much time is left."""
+        return self._bar is not None and not self._bar.disable
+
     def progress(self, step: int) -> None:
         """Moves the bar to `step`."""
         if self._bar is not None:
@@ -39,7 +44,7 @@ class Console:
     def line(self, text: str) -> None:
         """Prints a line above the bar; flushed, since a log is read while the run goes on."""
         try:
-            if self._bar is not None and not self._bar.disable:
+            if self.shows_bar:
                 tqdm.write(text, file=sys.stdout)
                 sys.stdout.flush()
             else:
@@ -66,12 +71,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-def step_line(record: Mapping[str, Any], last_step: int, seconds_left: float) -> str:
+def step_line(record: Mapping[str, Any], last_step: int, seconds_left: float | None) -> str:
     """One logged step for a person to read."""
     peak = f" ({record['peak_share']:.0%} of peak)" if "peak_share" in record else ""
+    left = "" if seconds_left is None else f"  left {duration(seconds_left)}"
     return (
         f"step {record['step']}/{last_step}  loss {record['loss']:.4f}  lr {record['learning_rate']:.2e}  "
         f"grad norm {record['grad_norm']:.2f}  {record['step_seconds']:.3f} s/step  "
         f"{record['tokens_per_second']:,.0f} tokens/s  {record['tflops_per_device']:.3f} TFLOP/s/device{peak}  "
-        f"at risk {record['work_at_risk_seconds']:.1f} s  left {duration(seconds_left)}"
+        f"at risk {record['work_at_risk_seconds']:.1f} s{left}"
     )

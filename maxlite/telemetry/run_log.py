@@ -75,7 +75,7 @@ class RunLog:
         if not done.metrics["finite"]:
             self._console.line(f"step {done.step}: the loss or its gradient is not finite; update refused")
         left = (self._last_step - done.step) * statistics.median(self._seconds[-100:])
-        self._console.line(step_line(record, self._last_step, left))
+        self._console.line(step_line(record, self._last_step, None if self._console.shows_bar else left))
 
     def evaluated(self, step: int, loss: float | None) -> None:
         """Adds a held-out loss to the line of `step`; None, an evaluation that was cut short, is not one."""

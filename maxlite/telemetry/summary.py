@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import Protocol
@@ -24,13 +23,14 @@ class SaveStats(Protocol):
 
     failed: int
     blocked_seconds: float
+    last_committed_step: int | None
 
     @property
     def committed(self) -> int: ...
     def interval(self, percentile: float) -> Interval | None: ...
 
 
-def summary(step: int, last: int, log: RunLog, saves: SaveStats, run_directory: Path, command: str) -> list[str]:
+def summary(step: int, last: int, log: RunLog, saves: SaveStats, run_directory: Path, resume: str) -> list[str]:
     """Where the run ended, what it reached, what its saves cost, and how to go on from here.
 
     Args:
@@ -39,20 +39,20 @@ def summary(step: int, last: int, log: RunLog, saves: SaveStats, run_directory: 
         log: for losses and times.
         saves: of this process.
         run_directory: where everything is.
-        command: what started the run.
+        resume: the command that goes on.
     """
     loss, rate, interval = log.evaluation_of(step), log.tokens_per_second, saves.interval(50)
+    last_saved = "nothing" if saves.last_committed_step is None else f"step {saves.last_committed_step}"
     rows = {
         "final step": f"{step} of {last}",
-        "held-out loss": "not evaluated" if loss is None else f"{loss:.4f} nats, perplexity {math.exp(loss):.1f}",
+        "held-out loss": "not evaluated" if loss is None else f"{loss:.4f} nats per token",
         "tokens/s": "no step was left to do" if rate is None else f"{rate:,.0f} (median step)",
         "saves committed": f"{saves.committed}" + (f", {saves.failed} failed" if saves.failed else ""),
-        "interval P50": f"{interval.steps:.0f} steps, {interval.seconds:.2f} s"
-        if interval
-        else "fewer than two saves",
+        "last saved": last_saved,
+        "interval P50": f"{interval.steps:.0f} steps, {interval.seconds:.2f} s" if interval else "under two saves",
         "blocked": f"{saves.blocked_seconds:.2f} seconds of training held by saves",
         "run directory": str(run_directory),
-        "resume": command if step < last else f"{command} steps={2 * last}",
-        "sample": f"python -m maxlite.generate {shlex.quote(str(run_directory))} prompt='We '",
+        "resume": resume,
+        "sample": f"python -m maxlite.generate {shlex.quote(str(run_directory))} prompt='The people'",
     }
     return ["", *(f"{name:<16} {value}" for name, value in rows.items())]

@@ -74,9 +74,10 @@ def test_run_name_is_the_files_name_by_default(write):
         ("text_files=a.txt", "data", ["a.txt"]),
         ("text_files=data/[ab]*.txt", "data", ["data/[ab]*.txt"]),
         ("eval_text_files=[]", "data", []),
+        ("eval_text_files=null", "data", []),
         ("run_name=007", "run", "007"),
         ("run_name=1e3", "run", "1e3"),
-        ("base_output_directory=gs://bucket/a=b", "run", "gs://bucket/a=b"),
+        ("base_output_directory=/data/a=b", "run", "/data/a=b"),
     ],
 )
 def test_values_mean_what_a_person_expects_from_every_source(write, argument, section, expected):
@@ -112,6 +113,7 @@ def test_values_mean_what_a_person_expects_from_every_source(write, argument, se
         ("run_name: [a]", [], ["run_name=a list", "expected text"]),
         ("run_name: ''", [], ["run_name", "needs a value"]),
         ("run_name: ..", [], ["run_name='..'", "cannot name a directory"]),
+        ("base_output_directory: gs://b", [], ["base_output_directory=gs://b", "object stores"]),
         ("text_files: []", [], ["text_files", "at least one"]),
         ("steps: 1", ["text_files=[a, [b]"], ["text_files", "malformed list"]),
         ("base_num_kv_heads: 3", [], ["run.yml:1", "base_num_query_heads=16", "base_num_kv_heads=3"]),
@@ -137,6 +139,11 @@ def test_values_mean_what_a_person_expects_from_every_source(write, argument, se
         ("steps: 1", ["--steps=4"], ["--steps=4", "write steps=4"]),
         ("steps: 1", ["train"], ["train", "key=value"]),
         ("steps: 1", ["base_config=x.yml"], ["base_config", "YAML"]),
+        ("base_config: [a.yml]", [], ["run.yml:1", "base_config=a list", "one file"]),
+        ("data_cache_directory: ~nosuchuser/x", [], ["data_cache_directory=~nosuchuser/x", "no such user"]),
+        ('tokenizer_path: "a\\0b"', [], ["tokenizer_path=", "NUL"]),
+        ('text_files: ["a\\0b"]', [], ["text_files=", "NUL"]),
+        ("learning_rate: 1e39", [], ["learning_rate=1e39", "at most"]),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_and_where(write, text, arguments, words):

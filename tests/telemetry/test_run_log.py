@@ -76,7 +76,7 @@ def test_the_last_evaluation_is_known_after_a_restart(tmp_path):
 
 
 class Saves:
-    committed, failed, blocked_seconds = 3, 1, 0.25
+    committed, failed, blocked_seconds, last_committed_step = 3, 1, 0.25, 4
 
     def interval(self, percentile):
         return type("Interval", (), {"steps": 7.0, "seconds": 1.5})
@@ -88,12 +88,23 @@ def test_the_summary_of_an_unfinished_run_resumes_with_the_same_command(tmp_path
     text = "\n".join(lines)
     assert "final step       4 of 10" in text
     assert "resume           python -m maxlite.train c.yml\n" in text
+    assert "last saved       step 4" in text
     assert f"python -m maxlite.generate '{tmp_path / 'a b'}'" in text
     assert "3, 1 failed" in text
     assert "7 steps, 1.50 s" in text
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(42.4, "42 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (42.4, "42 s"),
+        (59.7, "1 min 00 s"),
+        (119.7, "2 min 00 s"),
+        (185, "3 min 05 s"),
+        (3599.8, "1 h 00 min"),
+        (7620, "2 h 07 min"),
+    ],
+)
 def test_durations(seconds, words):
     assert duration(seconds) == words
 
