@@ -36,14 +36,16 @@ def make_train_step(
     that of (sum of losses) / (number of valid targets) over the whole batch, however many micro-batches it is split
     into; a batch without valid targets has loss and gradient 0.
 
-    If the loss or the gradient norm is not finite, parameters and optimizer state keep their values, bit for bit;
-    the step advances all the same, as the batch has been used. Whether to go on is the caller's choice.
+    If the loss, the gradient norm, or any parameter or optimizer value that the update would give is not finite,
+    parameters and optimizer state keep their values, bit for bit; the step advances all the same, as the batch has
+    been used. Whether to go on is the caller's choice (`FiniteGuard`).
 
     Metrics, scalars, float32 but for the last: `loss` and `z_loss` (nats per valid target; the gradient is of their
-    sum), `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `num_targets`,
-    `finite` (bool).
+    sum, and the second is 0 where z_loss_multiplier is), `grad_norm` (before clipping), `learning_rate`, `finite`
+    (bool).
     """
     optimizer = optax.with_extra_args_support(optimizer)
+    hold_updates = config.opt_type == "muon"
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         grads, sums = _gradient_sums(loss_fn, state.params, batch, config.gradient_accumulation_steps)
@@ -52,23 +54,30 @@ def make_train_step(
         loss, z_loss = sums.loss_sum * scale, sums.z_loss_sum * scale
         # The norm of the sums, then scaled: scaling the gradient is left to fuse into the update.
         grad_norm = _global_norm(grads) * scale
-        finite = jnp.isfinite(loss + z_loss) & jnp.isfinite(grad_norm)
+
+        def propose(params: Any, opt_state: Any) -> tuple[Any, Any]:
+            mean = jax.tree.map(lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype), grads, params)
+            return optimizer.update(mean, opt_state, params, step=state.step, grad_norm=grad_norm)
+
+        # The result is looked at before anything is written: once here, where nothing but a bool is kept of it, and
+        # computed again where it is kept. That reads the state twice; to hold it instead takes the memory of a second
+        # state. Muon's updates, the costly ones, are held.
+        updates, next_opt_state = propose(state.params, state.opt_state)
+        next_state = optax.apply_updates(state.params, updates), next_opt_state
+        finite = jnp.isfinite(loss + z_loss) & jnp.isfinite(grad_norm) & _all_finite(next_state)
 
         def update(params: Any, opt_state: Any) -> tuple[Any, Any]:
-            mean = jax.tree.map(lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype), grads, params)
-            updates, opt_state = optimizer.update(mean, opt_state, params, step=state.step, grad_norm=grad_norm)
-            return optax.apply_updates(params, updates), opt_state
+            again, opt_state = propose(params, opt_state)
+            return optax.apply_updates(params, updates if hold_updates else again), opt_state
 
-        # A branch, not a select of each array: a select needs old and new moments at once, which takes the memory
-        # of both and half as much time again; a branch updates the donated buffers in place.
+        # A branch, not a select of each array: a select needs old and new moments at once; a branch updates the
+        # donated buffers in place.
         params, opt_state = jax.lax.cond(finite, update, lambda *kept: kept, state.params, state.opt_state)
         metrics = {
             "loss": loss,
             "z_loss": z_loss,
             "grad_norm": grad_norm,
-            "param_norm": _global_norm(params),
             "learning_rate": jnp.asarray(schedule(state.step)),
-            "num_targets": sums.num_targets.astype(jnp.float32),
             "finite": finite,
         }
         return TrainState(state.step + 1, params, opt_state), metrics
@@ -135,3 +144,8 @@ def _global_norm(tree: Any) -> jax.Array:
     """Root of the sum of squares of all elements, summed in float32."""
     squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, jnp.float32(0)))
+
+
+def _all_finite(tree: Any) -> jax.Array:
+    """Whether no element is infinite or NaN."""
+    return jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]).all()
