@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,13 +53,14 @@ def open_cache(config: DataConfig, tokenizer: Tokenizer) -> TokenCache:
         held_out=resolve_files(config.eval_text_files, "eval_text_files"),
     )
     root = _root(config)
-    try:
-        states = [file_state(path) for path in sources.all]
-        key = _key(config, tokenizer, sources, root / "hashes")
-    except OSError as error:
-        named_by = sources.key_of(Path(error.filename))
-        raise InputError(f"{named_by}: {error.filename}: cannot be read: {error.strerror or error}") from error
-    target = root / "tokens" / key
+    states, hashes = [], {}
+    for path in sources.all:
+        try:
+            states.append(file_state(path))
+            hashes[path] = content_hash(path, root / "hashes")
+        except OSError as error:
+            raise InputError(f"{sources.key_of(path)}: {path}: cannot be read: {error.strerror or error}") from error
+    target = root / "tokens" / _key(config, tokenizer, sources, hashes)
     try:
         try:
             return _load(target)
@@ -113,22 +114,18 @@ def _build_unless_there(
             raise InputError(f"{named_by}: {changed[0]}: changed while it was read; start again when it is complete")
 
 
-def _key(config: DataConfig, tokenizer: Tokenizer, sources: Sources, memory: Path) -> str:
+def _key(config: DataConfig, tokenizer: Tokenizer, sources: Sources, hashes: Mapping[Path, str]) -> str:
     """Hash of everything that the cached tokens depend on."""
     # Paths are not part of it: the same bytes give the same tokens wherever they lie.
     depends_on = {
         "format": FORMAT,
-        "train": _contents(sources.train, memory),
-        "held_out": _contents(sources.held_out, memory),
+        "train": [[kind_of(path), hashes[path]] for path in sources.train],
+        "held_out": [[kind_of(path), hashes[path]] for path in sources.held_out],
         "text_column": config.text_column,
         "eval_fraction": 0.0 if sources.held_out else config.eval_fraction,
         "tokenizer": tokenizer.fingerprint,
     }
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _contents(paths: Sequence[Path], memory: Path) -> list[list[str]]:
-    return [[kind_of(path), content_hash(path, memory)] for path in paths]
 
 
 def _load(path: Path) -> TokenCache:

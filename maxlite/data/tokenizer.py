@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, int32 [tokens] each; faster than one by one."""
+        """Ids of each text, int32 [tokens] each."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -96,7 +96,7 @@ class SentencePieceTokenizer:
     """A sentencepiece model. Lossless for any text with the bundled one; another keeps what its rules keep."""
 
     # Where no piece reaches over the start of a word or a line break, encoding word by word gives the ids of
-    # the whole text, and each word only once: 3 times faster on prose than the library's batch on two threads.
+    # the whole text, and each word only once.
     _WORD = re.compile(rf" *[^ \n{_SPACE_MARK}]+| +|[\n{_SPACE_MARK}]")
     _MAX_CACHED_WORDS = 500_000  # about 100 MB
     _PROBE = " a  b\tc\n\n d\u00e9 e\u0301 \ufb01 \uff21 "
@@ -206,6 +206,8 @@ def _special_tokens(path: Path) -> dict[str, str]:
     """bos_token and eos_token as a tokenizer_config.json names them; nothing where there is no such file."""
     try:
         settings = json.loads(path.read_bytes())
+        if not isinstance(settings, dict):
+            raise ValueError("it holds no JSON object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -320,3 +321,12 @@ def test_sampled_hash(tmp_path, monkeypatch):
     assert len({sampled(small), *(sampled(small[:i] + b"x" + small[i + 1 :]) for i in range(60))}) == 61
     assert len({sampled(large), sampled(large[:-1]), sampled(b"x" + large[1:]), sampled(large[:-1] + b"x")}) == 4
     assert sampled(large) == sampled(large)
+
+
+def test_a_read_that_fails_midway_is_said_with_its_file(make_config, open_text, monkeypatch):
+    def digest(file, name):
+        raise OSError(errno.EIO, "Input/output error")  # as a failing disk does it: no file named
+
+    monkeypatch.setattr("hashlib.file_digest", digest)
+    with pytest.raises(InputError, match=r"^text_files: .*docs\.jsonl: cannot be read: Input/output error"):
+        open_text(make_config())

@@ -123,9 +123,10 @@ def test_hugging_face_settings_beside_it_name_the_special_tokens(hugging_face):
     after = load_tokenizer(config)
     assert after.eos_id == after.encode("s")[0] != before.eos_id
     assert after.fingerprint != before.fingerprint
-    settings.write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_path: .*tokenizer_config\.json"):
-        load_tokenizer(config)
+    for damaged in ("{", "[]", "null"):
+        settings.write_text(damaged)
+        with pytest.raises(InputError, match=r"tokenizer_path: .*tokenizer_config\.json"):
+            load_tokenizer(config)
 
 
 def test_another_sentencepiece_model_encodes_as_the_library_does(tmp_path):
