@@ -92,7 +92,7 @@ class TextDataset(Dataset):
             self._windows, seed=config.data_shuffle_seed if config.enable_data_shuffling else None
         )
         self.steps_per_epoch = self._windows / global_batch_size
-        self._eval_order = _eval_order(cache.held_out.all_windows(self._length), eval_batch_size)
+        self._eval_order = _eval_order(cache.held_out.evaluation_windows(self._length), eval_batch_size)
         self.num_eval_batches = len(self._eval_order)
         self.fingerprint = self._fingerprint()
 
@@ -151,12 +151,13 @@ def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _eval_order(windows: int, batch_size: int) -> np.ndarray:
+def _eval_order(windows: np.ndarray, batch_size: int) -> np.ndarray:
     """Held-out windows by batch [batches, batch_size], the end padded.
 
     Their order is shuffled, the same every time, so that the first few batches are a fair sample of all documents.
     """
-    order = np.full(-(-windows // batch_size) * batch_size, PADDING, np.int64)
-    if windows:
-        order[:windows] = list(islice(window_order(windows, seed=0), windows))
+    count = len(windows)
+    order = np.full(-(-count // batch_size) * batch_size, PADDING, np.int64)
+    if count:
+        order[:count] = windows[list(islice(window_order(count, seed=0), count))]
     return order.reshape(-1, batch_size)

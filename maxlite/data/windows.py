@@ -31,6 +31,14 @@ class TokenStream:
         """Windows that hold every input that has a target; the last may be short."""
         return -(-max(0, len(self.tokens) - 1) // length)
 
+    def evaluation_windows(self, length: int) -> np.ndarray:
+        """Indexes [windows] of all but the windows in which no target counts, as every document has one token."""
+        first = np.arange(self.all_windows(length)) * length
+        last = np.minimum(first + length, len(self.tokens) - 1)
+        # Targets are the tokens first + 1 to last; those that begin a document do not count.
+        begins = np.searchsorted(self.ends, last, side="right") - np.searchsorted(self.ends, first, side="right")
+        return np.flatnonzero(last - first > begins)
+
 
 def cut_windows(stream: TokenStream, indexes: np.ndarray, length: int) -> Batch:
     """The batch of the windows with these indexes [R].

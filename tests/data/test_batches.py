@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from maxlite.config import DataConfig, InputError
 from maxlite.data import open_dataset
+from maxlite.data.tokenizer import ByteTokenizer
 
 KEYS = {"inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation"}
 
@@ -141,6 +142,25 @@ def test_nothing_held_out(make_config, open_text):
     assert dataset.num_eval_batches == 0
     assert list(dataset.eval_batches()) == []
     assert "0 documents, 0 tokens held out" in dataset.describe()
+
+
+def test_every_evaluation_batch_has_a_target(make_config, open_text, write_jsonl, monkeypatch):
+    """Documents of one token, from a tokenizer without bos and eos, have none."""
+    monkeypatch.setattr(ByteTokenizer, "bos_id", None)
+    monkeypatch.setattr(ByteTokenizer, "eos_id", None)
+    train = str(write_jsonl(["text to train on " * 9]))
+
+    def held_out(*texts):
+        path = str(write_jsonl(texts, "held_out.jsonl"))
+        return open_text(make_config(text_files=[train], eval_text_files=[path], max_target_length=4))
+
+    letters = [chr(ord("a") + i % 26) for i in range(100)]
+    none = held_out(*letters)
+    assert none.num_eval_batches == 0
+    assert list(none.eval_batches()) == []
+    few = held_out(*letters, "some words")
+    assert few.num_eval_batches == 1
+    assert all(batch["targets_segmentation"].any() for batch in few.eval_batches())
 
 
 def test_fingerprint_tells_sequences_of_batches_apart(make_config, open_text, write_jsonl, paragraphs):

@@ -47,6 +47,15 @@ def test_every_token_but_a_documents_first_is_a_target_once(lengths, length):
 
 
 @settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from([1, 1, 1, 2, 9]), max_size=20), st.integers(1, 11))
+def test_evaluation_windows_are_those_with_a_target_that_counts(lengths, length):
+    stream = stream_of(lengths)
+    batch = cut_windows(stream, np.arange(stream.all_windows(length)), length)
+    counted = batch["targets_segmentation"].any(axis=1)
+    assert stream.evaluation_windows(length).tolist() == np.flatnonzero(counted).tolist()
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 11))
 def test_segments_and_positions_tell_documents_apart(lengths, length):
     stream = stream_of(lengths)
