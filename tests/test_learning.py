@@ -1,6 +1,9 @@
 """The trainer learns: one batch by heart, and Shakespeare as well as the public figure for its size."""
 
 import json
+import math
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +46,27 @@ def test_shakespeare_by_bytes(tmp_path):
     assert last["step"] == 2000
     # Nats per byte; the public figure for 4 layers of 4 heads, width 128, context 64, batch 12 is about 1.88.
     assert last["eval_loss"] <= 1.95
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_saves_continuously_and_says_how_to_go_on(tmp_path):
+    def train():
+        command = [
+            sys.executable,
+            "-m",
+            "maxlite.train",
+            str(CONFIGS / "quickstart.yml"),
+            f"base_output_directory={tmp_path}",
+        ]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    output = train()
+    run = tmp_path / "quickstart"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval_loss"] <= math.log(8192) - 3.2
+    assert int(re.search(r"^saves committed +(\d+)$", output, re.MULTILINE)[1]) > 5
+    sample = shlex.split(re.search(r"^sample +python (.*)$", output, re.MULTILINE)[1])
+    text = subprocess.run([sys.executable, *sample], check=True, capture_output=True, text=True).stdout
+    assert text.startswith("The people")
+    assert len(text) > 100
+    assert f"resuming from step {last['step']}: nothing left" in train()
