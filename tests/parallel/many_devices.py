@@ -1,6 +1,7 @@
 """Train a tiny Llama on simulated devices under several plans; run by test_many_devices.py in its own process.
 
-Prints one JSON object per line: the plan, its losses, and what was found out about its arrays.
+Reads a plan, a list of `key=value`, from each line. Prints one JSON object per line: the plan's losses, and what was
+found out about its arrays.
 """
 
 import json
@@ -13,107 +14,66 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[1]}
 
 import jax
 import numpy as np
-from flax import nnx
 
-from maxlite.config import ModelConfig, OptimizerConfig, ParallelConfig
-from maxlite.model import Llama, loss_sums
-from maxlite.parallel import (
-    batch_sharding,
-    batch_shards,
-    constrain,
-    global_batch_size,
-    make_mesh,
-    param_shardings,
-    process_rows,
-    to_device,
-)
-from maxlite.training import (
-    abstract_state,
-    create_state,
-    jit_train_step,
-    make_optimizer,
-    make_schedule,
-    make_train_step,
-    state_shardings,
-)
+from maxlite.config import Config, resolve
+from maxlite.program import build_program, open_data
 
-ROWS, LENGTH, STEPS = 16, 16, 5
-MODEL = ModelConfig(
-    base_emb_dim=32,
-    base_num_query_heads=8,
-    base_num_kv_heads=4,
-    base_mlp_dim=64,
-    base_num_decoder_layers=2,
-    head_dim=4,
-    vocab_size=128,
-    dtype="float32",
-    z_loss_multiplier=1e-4,
-)
+ROWS, LENGTH, STEPS = 16, 16, 4
+KEYS = [
+    "run_name=many_devices",
+    "dataset_type=synthetic",
+    f"max_target_length={LENGTH}",
+    f"steps={STEPS}",
+    "warmup_steps_fraction=0",
+    "learning_rate=1e-2",
+    "base_emb_dim=32",
+    "base_num_query_heads=16",
+    "base_num_kv_heads=8",
+    "base_mlp_dim=64",
+    "base_num_decoder_layers=2",
+    "head_dim=4",
+    "vocab_size=128",
+    "dtype=float32",
+    "z_loss_multiplier=1e-4",
+    "eval_steps=0",
+]
 
 
-def batch(step: int) -> dict[str, np.ndarray]:
-    """Random tokens in two documents a row; the rows have very different numbers of valid targets."""
-    rng = np.random.default_rng(step)
-    tokens = rng.integers(0, MODEL.vocab_size, (ROWS, LENGTH + 1), dtype=np.int32)
-    segments = np.repeat(np.int32([[1, 2]]), LENGTH // 2, axis=1).repeat(ROWS, axis=0)
-    return {
-        "inputs": tokens[:, :-1],
-        "targets": tokens[:, 1:],
-        "inputs_position": np.tile(np.arange(LENGTH // 2, dtype=np.int32), (ROWS, 2)),
+def shape_targets(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Two documents a row, and rows with very different numbers of valid targets."""
+    half = np.arange(LENGTH) % (LENGTH // 2)
+    segments = np.broadcast_to(1 + np.arange(LENGTH, dtype=np.int32) // (LENGTH // 2), (ROWS, LENGTH))
+    return batch | {
+        "inputs_position": np.broadcast_to(half.astype(np.int32), (ROWS, LENGTH)),
         "inputs_segmentation": segments,
         "targets_segmentation": np.where(np.arange(LENGTH) < np.arange(ROWS)[:, None], segments, 0),
     }
 
 
-def train(plan: dict[str, int]) -> dict[str, object]:
-    sizes = {f"ici_{axis}_parallelism": plan.get(axis, 1) for axis in ("data", "fsdp", "tensor")}
-    config = OptimizerConfig(
-        learning_rate=1e-2, gradient_accumulation_steps=plan.get("micro_batches", 1), opt_type=plan.get("opt", "adamw")
-    )
-    mesh = make_mesh(ParallelConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
-
-    def model() -> Llama:
-        return Llama(MODEL, rngs=nnx.Rngs(0), constrain=constrain(mesh))
-
-    graph, params = nnx.split(nnx.eval_shape(model))
-    axes = nnx.get_partition_spec(params)
-    schedule = make_schedule(config, 10)
-    optimizer = make_optimizer(config, schedule, axes)
-
-    def init_params() -> nnx.State:
-        return nnx.split(model())[1]
-
-    abstract = abstract_state(init_params, optimizer)
-    shardings = state_shardings(abstract, param_shardings(mesh, abstract.params, axes))
-    state = create_state(init_params, optimizer, shardings)
+def train(keys: list[str]) -> dict[str, object]:
+    program = build_program(resolve(Config, None, [*KEYS, *keys], {}).config)
+    assert program.rows == ROWS
+    state = program.init_state()
+    leaves = jax.tree.leaves(state)
+    planned = jax.tree.leaves(program.abstract_state)
     born = max(
-        sum(s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards if s.device == d)
-        for d in mesh.devices.flat
+        sum(s.data.nbytes for x in leaves for s in x.addressable_shards if s.device == device)
+        for device in program.mesh.devices.flat
     )
-    born_as_planned = jax.tree.leaves(jax.tree.map(lambda x: x.sharding, state)) == jax.tree.leaves(shardings)
-
-    rows = batch_sharding(mesh)
-    per_device = ROWS / config.gradient_accumulation_steps / mesh.size
-    assert global_batch_size(per_device, mesh.size, config.gradient_accumulation_steps, batch_shards(mesh)) == ROWS
-    assert process_rows(rows, ROWS) == slice(0, ROWS)
-
-    def loss(params: nnx.State, batch: dict[str, jax.Array]) -> object:
-        return loss_sums(nnx.merge(graph, params), batch, MODEL)
-
-    first = to_device(batch(0), rows)
-    step = jit_train_step(make_train_step(loss, optimizer, schedule, config), shardings, rows)
-    compiled = step.lower(state, first).compile()
+    born_as_planned = [x.sharding for x in leaves] == [x.sharding for x in planned]
+    compiled = program.train_step
     losses = []
-    for n in range(STEPS):
-        old = state
-        state, metrics = compiled(state, to_device(batch(n), rows))
-        losses.append(float(metrics["loss"]))
+    with open_data(program) as data:
+        for step in range(1, STEPS + 1):
+            old = state
+            state, metrics = compiled(state, program.to_device(shape_targets(data.train_batch(step))))
+            losses.append(float(metrics["loss"]))
     # Token ids are the only int32 arrays of this shape; they should never travel.
     ids = [line for line in compiled.as_text().splitlines() if re.search(rf"= s32\[\d+,\d+,{LENGTH}\]\S* all-", line)]
     return {
-        "plan": plan,
         "losses": losses,
-        "state_bytes": sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(abstract)),
+        "devices": program.mesh.size,
+        "state_bytes": sum(math.prod(x.shape) * x.dtype.itemsize for x in planned),
         "state_bytes_of_fullest_device": born,
         "alias_bytes": compiled.memory_analysis().alias_size_in_bytes,
         "born_as_planned": born_as_planned,
