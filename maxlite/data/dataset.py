@@ -114,7 +114,7 @@ class TextDataset(Dataset):
         return batch_sequence(self._train_batch)
 
     def _train_batch(self, index: int) -> Batch:
-        # Only this process's rows are looked up: it takes 10 us each, and a global batch may have thousands.
+        # Only this process's rows are looked up: a global batch may have thousands.
         first = index * self._global_batch_size
         windows = np.array([self._order[first + row] for row in self._rows], np.int64)
         return cut_windows(self._cache.train, windows, self._length)

@@ -170,6 +170,7 @@ class HuggingFaceTokenizer:
         """`data` holds the bytes of `path`. Raises InputError if they are not a tokenizer.json."""
         import tokenizers
 
+        self._path = path
         try:
             self._model = tokenizers.Tokenizer.from_str(data.decode())
         except Exception as error:  # the library raises plain Exception
@@ -187,10 +188,16 @@ class HuggingFaceTokenizer:
         self.fingerprint = _fingerprint(f"huggingface bos={self.bos_id} eos={self.eos_id}", data)
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._model.encode(text, add_special_tokens=False).ids, np.int32)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(
+                f"tokenizer_path: {self._path}: cannot spell all of the text ({_first_line(error)}); "
+                "give a tokenizer with an unknown token or byte fallback"
+            ) from error
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

@@ -179,3 +179,14 @@ def test_damaged_file(tmp_path, capfd, kind, content):
 def test_wrong_path(keys, message):
     with pytest.raises(InputError, match=f"^tokenizer_path: .*{message}"):
         load_tokenizer(DataConfig(**keys))
+
+
+def test_a_hugging_face_tokenizer_that_cannot_spell_the_text(tmp_path):
+    import tokenizers
+
+    path = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"known": 0}, unk_token="[UNK]")).save(str(path))
+    tokenizer = load_tokenizer(DataConfig(tokenizer_type="huggingface", tokenizer_path=str(path)))
+    assert tokenizer.encode("known").tolist() == [0]
+    with pytest.raises(InputError, match=rf"tokenizer_path: {path}: cannot spell"):
+        tokenizer.encode("unknown")
