@@ -121,13 +121,14 @@ def _chunk_loss(
     logits_TV = product("TD,DV->TV", x_BCD.reshape(-1, D), w_DV.astype(x_BCD.dtype))
     logits_TV = constrain(logits_TV.reshape(B, C, -1), LOGITS).reshape(B * C, -1)
     valid_T = valid_BC.reshape(-1)
-    # A comparison and not a gather: it splits over a sharded vocabulary, and fuses.
-    is_target_TV = jax.lax.broadcasted_iota(jnp.int32, logits_TV.shape, 1) == targets_BC.reshape(-1, 1)
+    target_T1 = targets_BC.reshape(-1, 1)
     log_z_T = jax.nn.logsumexp(logits_TV, axis=-1)
-    target_logit_T = jnp.sum(jnp.where(is_target_TV, logits_TV, 0), axis=-1)
+    # A gather splits over a sharded vocabulary (each device its own, then one sum), and reads one logit, not V.
+    target_logit_T = jnp.take_along_axis(logits_TV, target_T1, axis=-1)[:, 0]
     loss = jnp.sum(valid_T * (log_z_T - target_logit_T))
     z_loss = z_multiplier * jnp.sum(valid_T * jnp.square(log_z_T))
     softmax_TV = jnp.exp(logits_TV - log_z_T[:, None])
     dlog_z_T = valid_T * (1 + 2 * z_multiplier * log_z_T)
+    is_target_TV = jax.lax.broadcasted_iota(jnp.int32, logits_TV.shape, 1) == target_T1
     dlogits_TV = softmax_TV * dlog_z_T[:, None] - jnp.where(is_target_TV, valid_T[:, None], 0)
     return loss, z_loss, dlogits_TV
