@@ -15,9 +15,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
-def key(default: Any, doc: str, unit: str = "", **limits: Any) -> Any:
-    """One config key: its default, its doc, the unit of its value, and pydantic's limits (`ge=`, `gt=`, ...)."""
-    options: dict[str, Any] = {"json_schema_extra": {"unit": unit} if unit else None, **limits}
+def key(default: Any, doc: str, unit: str = "", aka: str = "", **limits: Any) -> Any:
+    """One config key: default, doc, unit of its value, another name for it, pydantic's limits (`ge=`, `gt=`, ...)."""
+    extra = {name: text for name, text in (("unit", unit), ("aka", aka)) if text}
+    options: dict[str, Any] = {"json_schema_extra": extra or None, **limits}
     return Field(default, description=doc, **options)
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -70,6 +71,15 @@ def keys_of(kind: type[Config]) -> dict[str, FieldInfo]:
     return {key: field for section in sections_of(kind).values() for key, field in section.model_fields.items()}
 
 
+def _by_its_name(kind: type[Config], settings: Settings) -> Settings:
+    """The settings of one source, with the other name that a key may go by replaced by its own."""
+    names = {}
+    for key, field in keys_of(kind).items():
+        if isinstance(field.json_schema_extra, dict) and "aka" in field.json_schema_extra:
+            names[field.json_schema_extra["aka"]] = key
+    return {names.get(key, key): setting for key, setting in settings.items()}
+
+
 def presets_directory() -> Path:
     """Where `model_name:` presets are: beside the package in a clone, inside it when installed from a wheel."""
     package = Path(__file__).parents[1]
@@ -89,10 +99,11 @@ def resolve(
         InputError: with one line per problem found in any source.
     """
     problems: list[str] = []
-    nearest = {**read_environment(environ), **read_arguments(arguments, problems)}
+    named = partial(_by_its_name, kind)
+    nearest = {**named(read_environment(environ)), **named(read_arguments(arguments, problems))}
     if "base_config" in nearest:
         problems.append(f"{nearest['base_config'].origin}: base_config: only a YAML file can name its base")
-    own, *bases = _read_chain(config_file, problems)
+    own, *bases = map(named, _read_chain(config_file, problems))
     merged: Settings = {}
     for settings in reversed(bases):
         merged |= settings

@@ -162,28 +162,109 @@ class DataConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When the run is saved and what is kept."""
+    """When the run is saved, what is kept, whether it is good."""
 
     enable_checkpointing: bool = key(True, "save checkpoints at all")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     enable_continuous_checkpointing: bool = key(False, "start the next save as soon as the last one is committed")
     continuous_checkpointing_minimum_interval_secs: float = key(
-        0.0, "continuous: least time between the starts of two saves", "seconds", ge=0
+        0.0, "continuous: least time between the starts of two saves", "seconds", ge=0, aka="minimum_interval_secs"
+    )
+    continuous_checkpointing_max_overhead: float = key(
+        0.0,
+        "continuous: largest mean slow-down by saves, a share of the step time (0.05: 5%); 0: no limit",
+        ge=0,
+        le=1,
+    )
+    expected_mtbf_hours: float = key(
+        0.0,
+        "continuous: mean time between failures of the whole run, to choose the interval by; 0: not known",
+        "hours",
+        ge=0,
     )
     checkpoint_period: Int = key(1000, "steps between two saves when not continuous", "steps", ge=1)
+    checkpoint_period_seconds: float = key(
+        0.0, "seconds between two saves when not continuous, beside checkpoint_period; 0: none", "seconds", ge=0
+    )
     save_checkpoint_on_start: bool = key(False, "save the initial state, step 0")
     save_checkpoint_on_completion: bool = key(True, "save the state after the last step")
+    preemption_grace_seconds: float = key(
+        25.0, "after SIGTERM or SIGINT: longest time until the process has saved and left", "seconds", gt=0
+    )
     max_num_checkpoints_to_keep: Int = key(10, "newest checkpoints kept", ge=1)
-    checkpoint_timeout_seconds: float = key(1200.0, "longest a save may take before it has failed", "seconds", gt=0)
+    keep_checkpoint_every_n_steps: Int = key(
+        0, "also keep for good: checkpoints of steps that this divides; 0: none", "steps", ge=0
+    )
+    keep_checkpoint_every_n_seconds: float = key(
+        0.0, "also keep for good: the first checkpoint of every so many seconds; 0: none", "seconds", ge=0
+    )
+    keep_best_n_checkpoints: Int = key(0, "also keep: so many checkpoints with the lowest keep_best_metric", ge=0)
+    keep_best_metric: Literal["eval_loss", "loss"] = key("eval_loss", "what keep_best_n_checkpoints goes by")
+    checkpoint_save_policy: str | None = key(
+        None, "your own class, module.Class, that decides when to save; see docs/checkpoint_policies.md"
+    )
+    checkpoint_preservation_policy: str | None = key(
+        None, "your own class, module.Class, that decides what to keep; see docs/checkpoint_policies.md"
+    )
+    checkpoint_timeout_seconds: float = key(600.0, "longest a save may take before it has failed", "seconds", gt=0)
+    on_save_failure: Literal["keep_training", "stop"] = key(
+        "keep_training", "a save failed: go on and try again, or stop with exit 3"
+    )
+    checkpoint_verify: Literal["off", "committed", "full"] = key(
+        "full",
+        "what a restore checks. off: the commit marker; committed: the integrity record and the files' sizes too; "
+        "full: every bit of every array too",
+    )
+    checkpoint_storage_use_ocdbt: bool = key(True, "few large files; false: a file per array and shard")
+    checkpoint_storage_use_zarr3: bool = key(True, "zarr 3 rather than zarr 2")
+    checkpoint_storage_compression: bool = key(False, "compress arrays (zstd); costs processor time, gains little")
+    checkpoint_storage_concurrent_gb: Int = key(96, "bytes of arrays being written or read at once", "GB", ge=1)
+    load_parameters_path: str | None = key(
+        None, "start from these parameters, with a new optimizer, at step 0: a run, checkpoints or step directory"
+    )
+    load_full_state_path: str | None = key(
+        None, "start from this state, at its step: a run, checkpoints or step directory"
+    )
+    allow_config_change: bool = key(
+        False, "resume although data, seed, batch size or optimizer are not those of the checkpoint"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.enable_checkpointing and self.enable_continuous_checkpointing and not self.async_checkpointing:
+        continuous = self.enable_checkpointing and self.enable_continuous_checkpointing
+        if continuous and not self.async_checkpointing:
             raise ValueError(
                 "enable_continuous_checkpointing=true with async_checkpointing=false would stop training for a "
                 "save at every step; set async_checkpointing=true, or use checkpoint_period"
             )
+        if self.load_parameters_path and self.load_full_state_path:
+            raise ValueError("load_parameters_path and load_full_state_path: only one state can be the first one")
         return self
+
+    def warnings(self, steps: int) -> list[str]:
+        """Settings that are allowed and can hardly be meant, one line each; `steps` is the length of the run."""
+        lines = []
+        if not self.enable_checkpointing:
+            return ["enable_checkpointing=false: nothing of this run will be saved"]
+        continuous = self.enable_continuous_checkpointing
+        only = {
+            "continuous_checkpointing_minimum_interval_secs": self.continuous_checkpointing_minimum_interval_secs,
+            "continuous_checkpointing_max_overhead": self.continuous_checkpointing_max_overhead,
+            "expected_mtbf_hours": self.expected_mtbf_hours,
+        }
+        if self.checkpoint_save_policy is not None:
+            return lines
+        if not continuous:
+            unused = [name for name, value in only.items() if value]
+            lines += [f"{name} has no effect without enable_continuous_checkpointing=true" for name in unused]
+            if self.checkpoint_period > steps and not self.checkpoint_period_seconds:
+                lines.append(
+                    f"checkpoint_period={self.checkpoint_period} is longer than the run, steps={steps}: nothing is "
+                    "saved before its end; a failure would lose all of it"
+                )
+        if not self.save_checkpoint_on_completion:
+            lines.append("save_checkpoint_on_completion=false: the last state is saved only if a save is due there")
+        return lines
 
 
 class TelemetryConfig(Section):

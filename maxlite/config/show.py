@@ -23,10 +23,11 @@ def help_text(kind: type[Config]) -> str:
     for name, section in sections_of(kind).items():
         lines += ["", f"{name}: {(section.__doc__ or '').strip().splitlines()[0]}"]
         for key, field in section.model_fields.items():
-            extra = field.json_schema_extra
-            unit = f" [{extra['unit']}]" if isinstance(extra, dict) and "unit" in extra else ""
+            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            unit = f" [{extra['unit']}]" if "unit" in extra else ""
+            aka = f"; also {extra['aka']}" if "aka" in extra else ""
             lines.append(f"  {key}={_yaml_value(field.default)}")
-            lines.append(f"      {field.description}{unit} ({type_name(field.annotation)})")
+            lines.append(f"      {field.description}{unit} ({type_name(field.annotation)}){aka}")
     return "\n".join(lines) + "\n"
 
 
@@ -49,6 +50,8 @@ def json_schema(kind: type[Config]) -> dict[str, Any]:
         for key, schema in section.model_json_schema()["properties"].items():
             schema.pop("title", None)
             properties[key] = schema
+            if "aka" in schema:
+                properties[schema["aka"]] = schema
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "maxlite config",
