@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+
+from maxlite.telemetry.json_lines import encode, whole_lines
 
 
 class MetricsFile:
@@ -46,7 +46,7 @@ class MetricsFile:
         Raises:
             OSError: the disk is full or gone.
         """
-        self._write((_encode(record) + "\n").encode(), self._end)
+        self._write((encode(record) + "\n").encode(), self._end)
         self.last = dict(record)
 
     def extend_last(self, values: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class MetricsFile:
         Raises:
             OSError: the disk is full or gone.
         """
-        self._write((", " + _encode(values)[1:] + "\n").encode(), self._end - 2)
+        self._write((", " + encode(values)[1:] + "\n").encode(), self._end - 2)
         self.last = {**self.last, **values}
 
     def _write(self, data: bytes, at: int) -> None:
@@ -71,22 +71,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-    """The whole lines, each with its object."""
-    lines = []
-    for line in data.splitlines(keepends=True):
-        try:
-            record = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            lines.append((line, record))
-    return lines
-
-
-def _encode(record: Mapping[str, Any]) -> str:
-    """JSON; a number that is not finite, which JSON has not, as null. Python's repr of a float reads back exactly."""
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in record.items()
-    }
-    return json.dumps(finite, allow_nan=False)
+    """The whole lines of steps, each with its object."""
+    return [(line, record) for line, record in whole_lines(data) if isinstance(record.get("step"), int)]
