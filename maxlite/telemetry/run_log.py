@@ -89,6 +89,12 @@ class RunLog:
         return self._last.get("eval_loss") if self._last.get("step") == step else None
 
     @property
+    def last_loss(self) -> tuple[int, float] | None:
+        """The last logged step and the training loss of its batch, in nats; None if there is no such number."""
+        loss = self._last.get("loss")
+        return None if loss is None else (self._last["step"], loss)
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens of a step over the median step's seconds, of this process; None before its first step."""
         return self._cost.tokens / statistics.median(self._seconds) if self._seconds else None

@@ -9,7 +9,6 @@ from maxlite.telemetry.console import Console, duration
 from maxlite.telemetry.metrics_file import read_metrics
 from maxlite.telemetry.peak import peak_tflops
 from maxlite.telemetry.run_log import RunLog, StepCost
-from maxlite.telemetry.summary import summary
 from maxlite.telemetry.timer import FinishedStep
 
 COST = StepCost(tokens=100, flops_per_device=4e12, peak_tflops=10.0)
@@ -75,23 +74,14 @@ def test_the_last_evaluation_is_known_after_a_restart(tmp_path):
         assert log.evaluation_of(10) == 2.5
 
 
-class Saves:
-    committed, failed, blocked_seconds, last_committed_step = 3, 1, 0.25, 4
-
-    def interval(self, percentile):
-        return type("Interval", (), {"steps": 7.0, "seconds": 1.5})
-
-
-def test_the_summary_of_an_unfinished_run_resumes_with_the_same_command(tmp_path):
-    with open_log(tmp_path) as log:
-        lines = summary(4, 10, log, Saves(), tmp_path / "a b", "python -m maxlite.train c.yml")
-    text = "\n".join(lines)
-    assert "final step       4 of 10" in text
-    assert "resume           python -m maxlite.train c.yml\n" in text
-    assert "last saved       step 4" in text
-    assert f"python -m maxlite.generate '{tmp_path / 'a b'}'" in text
-    assert "3, 1 failed" in text
-    assert "7 steps, 1.50 s" in text
+def test_the_last_loss_is_that_of_the_last_logged_step(tmp_path):
+    with open_log(tmp_path, log_period=4) as log:
+        assert log.last_loss is None
+        for step in range(1, 7):
+            log.finished(finished(step, step))
+        assert log.last_loss == (4, 0.5)
+    with open_log(tmp_path, resumed=4) as log:
+        assert log.last_loss == (4, 0.5), "known after a restart"
 
 
 @pytest.mark.parametrize(
