@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxlite.config import Config, InputError, resolve
@@ -61,6 +61,7 @@ def test_the_seeds_the_optimizer_and_the_model_are_not_free_to_change():
     assert optimizer - set(ALWAYS_REFUSED) == {"gradient_accumulation_steps", "mu_dtype", "on_nonfinite"}
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(KEYS), unique=True), st.booleans())
 def test_every_difference_is_shown_once_and_a_run_goes_on_only_if_none_is_silent(keys, other_data):
     saved, now = metadata(), metadata(fingerprint="bbbb" if other_data else "aaaa")
@@ -117,6 +118,7 @@ def test_another_global_batch_is_refused_with_the_size_that_keeps_it():
     assert "fingerprint" not in said, "the batch size explains it"
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8), st.integers(1, 8))
 def test_the_size_that_is_named_keeps_the_global_batch(before, per_device, devices, accumulation):
     arguments = f"per_device_batch_size={per_device}", f"gradient_accumulation_steps={accumulation}"
@@ -157,6 +159,7 @@ def test_a_longer_run_is_told_that_its_learning_rate_schedule_moves():
     assert line.endswith("steps: 100 -> 200")
 
 
+@settings(deadline=None)
 @given(st.sampled_from([-1, 50, 100, 200]), st.sampled_from([-1, 50, 100, 200]), st.sampled_from([50, 100, 200]))
 def test_a_schedule_may_be_written_otherwise_but_not_be_another(before, now, steps):
     saved = metadata(f"learning_rate_schedule_steps={before}")
@@ -165,6 +168,7 @@ def test_a_schedule_may_be_written_otherwise_but_not_be_another(before, now, ste
     assert any(change.refused for change in changes) == (before != now and not same)
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from(KEYS)), st.booleans())
 def test_a_key_that_an_older_version_did_not_have_had_its_default(missing, stray):
     saved, now = metadata(), metadata()

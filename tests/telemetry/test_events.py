@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxlite.telemetry import events
@@ -22,6 +22,7 @@ VALUES = st.recursive(
 NAMES = st.text(min_size=1).filter(lambda name: name not in ("self", "kind", "time", "event"))
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=5))
 def test_events_read_back_as_they_were_recorded(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("e") / "events.jsonl"
@@ -40,6 +41,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
     assert (tmp_path / "e").read_text() == line
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 300))
 def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path_factory, torn, block):
     path = tmp_path_factory.mktemp("e") / "events.jsonl"
