@@ -2,7 +2,8 @@
 
 from maxlite.checkpoint.checkpointer import Checkpointer
 from maxlite.checkpoint.errors import CheckpointError, RestoreError, SaveError
-from maxlite.checkpoint.reading import Restored, restore_newest
+from maxlite.checkpoint.peers import Peers
+from maxlite.checkpoint.reading import Restored, check_step, restore_newest
 from maxlite.checkpoint.stats import Commit, Interval, SaveStats
 
 __all__ = [
@@ -10,9 +11,11 @@ __all__ = [
     "Checkpointer",
     "Commit",
     "Interval",
+    "Peers",
     "RestoreError",
     "Restored",
     "SaveError",
     "SaveStats",
+    "check_step",
     "restore_newest",
 ]

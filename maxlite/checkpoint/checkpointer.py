@@ -10,27 +10,33 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
-from maxlite.checkpoint import layout, storage, verify
+from maxlite.checkpoint import layout, start, storage
 from maxlite.checkpoint.errors import RestoreError, SaveError, in_words
-from maxlite.checkpoint.policy import SavePolicy
-from maxlite.checkpoint.reading import restore_newest
-from maxlite.checkpoint.saving import Pending, Saver
-from maxlite.checkpoint.stats import Commit, SaveStats
+from maxlite.checkpoint.peers import Peers
+from maxlite.checkpoint.policy import LastSave, SavePolicy, Votes, finish_or_save
+from maxlite.checkpoint.reading import check_step
+from maxlite.checkpoint.saving import Committed, Pending, Saver
+from maxlite.checkpoint.stats import SaveRecord, SaveStats
 from maxlite.checkpoint.tree import array_infos, named_leaves
-from maxlite.config import CheckpointConfig, InputError
+from maxlite.checkpoint.watch import DirectoryWatch
+from maxlite.config import CheckpointConfig
 
 FINAL_ATTEMPTS = 2
-HANG_GRACE_SECONDS = 10.0  # Orbax gives up a write at the timeout; this is for what it does not bound
+LATE_SECONDS = 10.0  # a save is late after this, and after LATE_TIMES the longest of the newest saves
+LATE_TIMES = 5.0
+HANG_GRACE_SECONDS = 10.0  # a write is given up at its timeout; this is for what the timeout does not bound
+NO_FLAGS = {"save_busy": False, "save_due": False, "save_failed": False}
 
 
 class Checkpointer:
-    """Saves of one run in one directory, for one process.
+    """Saves of one run in one directory. Every process of the run has one and calls it at the same steps.
 
-    A save that fails never raises into the training loop: it is reported once, counted, and retried at the
-    next due moment. Only the final save raises, because a run must not end well without it.
+    A save that fails never raises into the training loop (but with `on_save_failure=stop`): it is reported once,
+    counted, and retried with a growing delay. Only the last save raises, because a run must not end well without it.
 
-    `metadata` (anything JSON can hold) goes into every checkpoint. `clock` gives seconds and orders the
-    saves; it is called from a background thread too. `report` gets one line per event.
+    `metadata` (anything JSON can hold) goes into every checkpoint. `clock` gives seconds and orders the saves; it is
+    called from a background thread too. `report` gets one line per event, for people; `record` gets its kind and
+    fields, for `events.jsonl`.
     """
 
     def __init__(
@@ -39,23 +45,31 @@ class Checkpointer:
         config: CheckpointConfig,
         *,
         metadata: Mapping[str, Any] | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
         report: Callable[[str], None] = print,
+        record: Callable[..., None] = lambda kind, **fields: None,
     ) -> None:
         self.directory = storage.absolute(directory)
-        self.stats = SaveStats(safe_since=clock())
+        self.stats = SaveStats(safe_since=clock(), clock=clock)
         self.saved_metadata: dict[str, Any] | None = None  # `metadata` of the restored checkpoint
         self._config = config
         self._metadata: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))  # fails now, not at a save
+        self._peers = peers or Peers()
         self._clock = clock
         self._report = report
-        self._policy = SavePolicy(config)
-        self._longest_save_seconds = config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS
-        self._saver = Saver(
-            self.directory, config.max_num_checkpoints_to_keep, config.checkpoint_timeout_seconds, clock
-        )
+        self._record = record
+        self._policy = SavePolicy(config, primary=self._peers.primary)
+        self._saver = Saver(self.directory, config, self._peers, clock)
+        self._watch = DirectoryWatch(self.directory)
         self._pending: Pending | None = None
-        self._final_attempts_left: int | None = None  # None: not in save_final
+        self._held: dict[str, float] = {}  # seconds that the pending save held training, by cause
+        self._late = False  # the pending save was said to be late
+        self._decided_at = 0.0
+        self._first_step = 0
+        self._stopping = False  # a save failed, and on_save_failure=stop
+        self._then: str | None = None  # what follows when the pending save fails; "": the caller raises what failed
+        self._agreements = 0
 
     def __enter__(self) -> Self:
         return self
@@ -63,51 +77,73 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # After an error another process may be gone or elsewhere: a save is not waited for longer than it may take.
         self.close()
 
     def restore_or_init(self, abstract_state: Any, init_fn: Callable[[], Any]) -> tuple[Any, int]:
-        """Returns (state, step): the newest good checkpoint, or `init_fn()` and 0 if there is none.
+        """Returns (state, step): the newest good checkpoint, or else the state to start from, and its step.
 
-        `abstract_state` is a tree of `jax.ShapeDtypeStruct`; every array is read straight to the sharding
-        given there (none: the first device), whatever mesh saved it, and may be donated. `init_fn` must
-        itself be jitted with these shardings. Leftovers of a killed run are removed first.
+        `abstract_state` is a tree of `jax.ShapeDtypeStruct`; every array is read straight to the sharding and dtype
+        given there (no sharding: the first device), whatever mesh and processes saved it, and may be donated.
+        `init_fn` must itself be jitted with these shardings. Leftovers of a killed run are removed first, and damaged
+        checkpoints newer than the one taken are set aside.
 
-        Raises InputError if the checkpoint has another structure or the directory cannot be made,
-        RestoreError if checkpoints exist and none can be read: a run never starts anew over them.
+        Raises InputError if the checkpoint has another structure, or the directory cannot be made or is not the same
+        for all processes; RestoreError if checkpoints exist and none is good: a run never starts anew over them.
         """
-        restored = None
-        if self._config.enable_checkpointing:
-            self._prepare_directory()
-            restored = restore_newest(self.directory, abstract_state, self._report)
-        elif existing := layout.steps(self.directory)[0]:
-            self._report(f"enable_checkpointing=false: checkpoint {existing[0]} in {self.directory} is not used")
-        state = init_fn() if restored is None else restored.state
+        found = start.restore_or_init(
+            self.directory, self._config, abstract_state, init_fn, self._peers, self._report, self._record
+        )
         now = self._clock()
-        self.stats.safe_since = now
-        if restored is None:
-            return state, 0
-        self.saved_metadata = restored.metadata.run
-        self.stats.last_committed_step = restored.metadata.step
-        self._saver.damaged = frozenset(restored.damaged)
-        self._policy.started(now)
-        return state, restored.metadata.step
+        self.stats.safe_since = self.stats.began = now
+        self.saved_metadata = None if found.metadata is None else found.metadata.run
+        self._first_step = found.step
+        if self._config.enable_checkpointing:
+            self._saver.prepare(named_leaves(found.state))
+            self._watch.start()
+        if found.resumed:
+            self.stats.last_committed_step = found.step
+            self._policy.resumed(found.step, now)
+            if self._config.checkpoint_verify == "full":
+                self._saver.verified(found.step)
+        return found.state, found.step
 
-    def due(self, step: int) -> bool:
-        """Whether the state after `step` updates should be saved now; host work of microseconds, once per step.
+    def flags(self, step: int) -> dict[str, bool]:
+        """This process's votes on whether to save the state after `step` updates; host work of microseconds.
 
+        Once per step. The votes of all processes, reduced by "any" inside the train step, are what `due` takes.
         Notices first what became of the save being written.
         """
         self.poll()
-        if not self._config.enable_checkpointing or step == self.stats.last_committed_step:
+        if not self._config.enable_checkpointing:
+            return dict(NO_FLAGS)
+        votes = self._policy.votes(step, self._clock(), saving=self._pending is not None)
+        return {"save_busy": votes.busy, "save_due": votes.due, "save_failed": self._stopping}
+
+    def due(self, step: int, agreed: Mapping[str, float]) -> bool:
+        """Whether the state after `step` updates is to be saved now; the same on every process for equal votes.
+
+        Raises SaveError if a save failed and `on_save_failure=stop`.
+        """
+        if not self._config.enable_checkpointing:
             return False
-        return self._policy.due(step, self._clock(), saving=self._pending is not None)
+        if agreed["save_failed"]:
+            why = self.stats.last_failure or "on another process"
+            raise SaveError(f"a save failed ({why}) and on_save_failure=stop; {self._where_it_stands()}")
+        votes = Votes(busy=bool(agreed["save_busy"]), due=bool(agreed["save_due"]))
+        self._decided_at = self._clock()
+        return self._policy.decide(step, votes) and step != self._resumed_step
+
+    def also_due(self, step: int) -> None:
+        """Wants the state after `step` updates saved for a reason of its own (it was evaluated, say)."""
+        self._policy.also_due(step)
 
     def maybe_save(self, step: int, state: Any) -> bool:
-        """Saves if a save is due; whether one was started."""
-        return self.due(step) and self.save(step, state)
+        """For one process: saves if a save is due; whether one was started."""
+        return self.due(step, self.flags(step)) and self.save(step, state)
 
-    def save(self, step: int, state: Any) -> bool:
-        """Starts to save `state`, the state after `step` updates; whether that worked.
+    def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> bool:
+        """Starts to save `state`, the state after `step` updates, with its metrics; whether that worked so far.
 
         Returns once the arrays may be donated, or with `async_checkpointing=false` once they are committed.
         Waits for the save being written, if any. The caller sees to it that the state is finite.
@@ -115,16 +151,16 @@ class Checkpointer:
         if not self._config.enable_checkpointing:
             return False
         began = self._clock()
+        waited = max(0.0, began - self._decided_at) if self._decided_at else 0.0
         try:
             self._await_pending()
-            if step == self.stats.last_committed_step:
-                return True
-            return self._start(step, state) and (self._config.async_checkpointing or self._await_pending())
+            self._start(step, state, metrics or {}, waited)
+            return True if self._config.async_checkpointing else self._await_pending()
         finally:
-            self.stats.blocked_seconds += self._clock() - began
+            self._hold("save", self._clock() - began)
 
-    def save_final(self, step: int, state: Any) -> None:
-        """Commits `state`, the last of this process, and reads it back: storage holds these very bits.
+    def save_final(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
+        """Commits `state`, the last of a finished run, and reads it back: storage holds these very bits.
 
         Does nothing if checkpointing is off, and writes nothing if `step` is committed already and good. A step
         that reads back otherwise is set aside and saved again. Blocks for up to `checkpoint_timeout_seconds`
@@ -136,27 +172,73 @@ class Checkpointer:
         problem = ""
         try:
             self._await_pending()
-            committed = step == self.stats.last_committed_step
-            for self._final_attempts_left in reversed(range(FINAL_ATTEMPTS)):
-                committed = committed or (self._start(step, state) and self._await_pending())
+            committed = self._all_have(step)
+            for left in reversed(range(FINAL_ATTEMPTS)):
+                self._then = "trying again at once" if left else ""
+                if not committed:
+                    self._start(step, state, metrics or {}, 0.0)
+                    self._await_pending()
+                    committed = self._all_have(step)
                 problem = self._verify(step, state) if committed else self.stats.last_failure
                 if not problem:
                     return
                 committed = False
         finally:
-            self._final_attempts_left = None
+            self._then = None
             self.stats.blocked_seconds += self._clock() - began
         raise SaveError(f"the final state, step {step}, is not saved in {self.directory}: {problem}")
 
+    def save_preempted(self, step: int, state: Any, grace_seconds: float) -> int:
+        """Commits `state`, or a recent enough one that is being written, within the grace; the step that is safe.
+
+        `policy.finish_or_save` says which. Raises SaveError if neither is committed in time.
+        """
+        if not self._config.enable_checkpointing or self._all_have(step):
+            return step
+        deadline = self._clock() + grace_seconds
+        what = max(LastSave(int(text)) for text in self._agree(str(int(self._last_save(grace_seconds)))))
+        pending = self._pending
+        self._then = ""
+        try:
+            if pending is not None:
+                self._await_pending(deadline - self._clock())
+                done = pending.step if self._all_have(pending.step) else None
+                if done is not None and (what == LastSave.FINISH or done == step):
+                    return done
+            self._start(step, state, {}, 0.0)
+            self._await_pending(deadline - self._clock())
+            if self._all_have(step):
+                return step
+        finally:
+            self._then = None
+        why = self.stats.last_failure
+        raise SaveError(f"step {step} is not saved within preemption_grace_seconds: {why}; {self._where_it_stands()}")
+
     def poll(self) -> None:
-        """Notices if the save being written has ended or hangs; never blocks. `due` does this too."""
+        """Notices if the save being written has ended, is late or hangs; never blocks. `flags` does this too."""
         pending = self._pending
         if pending is None:
+            if problem := self._watch.problem():
+                self._lost(problem)
             return
+        took = self._clock() - pending.started
         if pending.result.done():
             self._settle(pending)
-        elif self._clock() - pending.started > self._longest_save_seconds:
-            self._abandon(pending)
+        elif took > self._config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS:
+            self._abandon(pending, took)
+        elif not self._late and took > max(LATE_SECONDS, LATE_TIMES * (self._usual_seconds() or LATE_SECONDS)):
+            self._late = True
+            self._report(f"save of step {pending.step} is late: not committed after {took:.0f} s; training goes on")
+            self._record("save_late", step=pending.step, seconds=took)
+
+    def observe_step(self, seconds: float) -> None:
+        """A step took `seconds`, what saves held it for left out: tells the cost of saving beside the training."""
+        saving = self._pending is not None
+        self.stats.observe_step(seconds, saving)
+        self._policy.pacing.observe_step(seconds, saving)
+        if line := self._policy.pacing.changed():
+            self._report(line)
+            self._record("save_interval", seconds=self._policy.pacing.interval_seconds(), why=line)
 
     def wait(self) -> None:
         """Blocks until no save is being written, for `checkpoint_timeout_seconds` at most."""
@@ -167,86 +249,139 @@ class Checkpointer:
     def close(self) -> None:
         """Waits for the save being written and releases everything; may be called twice."""
         self.wait()
+        self._watch.close()
         self._saver.close()
 
     def work_at_risk_seconds(self) -> float:
         """Seconds of training that would be lost if the run died now."""
         return self.stats.work_at_risk_seconds(self._clock())
 
-    def _prepare_directory(self) -> None:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for path in layout.leftovers(self.directory):
-                path.rmtree()
-        except OSError as error:
-            raise InputError(f"checkpoint directory {self.directory} cannot be used: {in_words(error)}") from error
+    @property
+    def _resumed_step(self) -> int | None:
+        return self._first_step if self.saved_metadata is not None else None
 
-    def _start(self, step: int, state: Any) -> bool:
-        self._policy.started(self._clock())
+    def _start(self, step: int, state: Any, metrics: Mapping[str, float], waited: float) -> None:
+        now = self._clock()
+        self._policy.started(step, now)
         arrays = named_leaves(state)
-        parent = self.stats.last_committed_step
-        metadata = layout.StepMetadata(step, time.time(), parent, array_infos(arrays), self._metadata)
-        try:
-            if moved := self._saver.make_way(step):
-                self._report(moved)
-            self._pending = self._saver.start(arrays, metadata)
-        except Exception as error:  # storage libraries raise all kinds; reported, counted and retried
-            self._failed(step, error)
-            return False
-        return True
+        metadata = layout.StepMetadata(
+            step, time.time(), self.stats.last_committed_step, array_infos(arrays), dict(metrics), self._metadata
+        )
+        self._held, self._late = {"wait": waited}, False
+        self._pending = self._saver.start(arrays, metadata)
+
+    def _hold(self, cause: str, seconds: float) -> None:
+        self._held[cause] = self._held.get(cause, 0.0) + seconds
+        self.stats.blocked_seconds += seconds
+
+    def _last_save(self, grace_seconds: float) -> LastSave:
+        pending, usual = self._pending, self._usual_seconds()
+        took = 0.0 if pending is None else self._clock() - pending.started
+        return finish_or_save(
+            grace_seconds,
+            saving=pending is not None,
+            until_commit=None if usual is None else usual - took,
+            save_seconds=usual,
+            work_seconds=took,
+        )
+
+    def _usual_seconds(self) -> float | None:
+        """The longest of the newest saves; None before the first."""
+        return max((commit.seconds for commit in list(self.stats.commits)[-10:]), default=None)
 
     def _verify(self, step: int, state: Any) -> str:
-        """What is wrong with a committed step, which then is one no more; empty if it holds `state`."""
+        """What is wrong with a committed step, which then is one no more; empty if it holds what was saved."""
         path = layout.step_path(self.directory, step)
         try:
-            problem = verify.damage(path, named_leaves(state), self._report)
-            if problem:
-                self.stats.last_committed_step = None
-                self._report(f"checkpoint {path} is damaged: {problem}")
-                if moved := self._saver.make_way(step):
-                    self._report(moved)
+            problem = check_step(path, self._report, abstract_state=state, config=self._config, peers=self._peers)
         except (RestoreError, OSError) as error:  # nothing says that the step is bad: it stays
             raise SaveError(f"the final state, step {step}, is committed but not verified: {error}") from error
+        if problem:
+            self.stats.last_committed_step = None
+            self._report(f"checkpoint {path} is damaged: {problem}")
+            self._record("checkpoint_damaged", step=step, why=problem)
+        else:
+            self._saver.verified(step)
         return problem
 
-    def _await_pending(self) -> bool:
+    def _agree(self, text: str) -> list[str]:
+        """Every process's text; for the end of a run, when no train step carries it."""
+        self._agreements += 1
+        return self._peers.exchange(
+            f"agree/{self._agreements}", text, timeout_seconds=self._config.checkpoint_timeout_seconds
+        )
+
+    def _all_have(self, step: int) -> bool:
+        """Whether every process knows the step to be committed."""
+        return set(self._agree(str(self.stats.last_committed_step))) == {str(step)}
+
+    def _await_pending(self, timeout_seconds: float | None = None) -> bool:
         """Blocks until the save being written has ended, if there is one; whether it was committed."""
         pending = self._pending
         if pending is None:
             return False
-        concurrent.futures.wait([pending.result], timeout=self._longest_save_seconds)
+        longest = self._config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS
+        concurrent.futures.wait([pending.result], timeout=longest if timeout_seconds is None else timeout_seconds)
         if pending.result.done():
             return self._settle(pending)
-        self._abandon(pending)
+        self._abandon(pending, self._clock() - pending.started)
         return False
 
-    def _abandon(self, pending: Pending) -> None:
+    def _abandon(self, pending: Pending, took: float) -> None:
         pending.abandoned.set()
-        self._failed(pending.step, TimeoutError(f"not committed within {self._longest_save_seconds:g} s"))
+        self._failed(pending.step, TimeoutError(f"not committed within {took:.0f} s, given up"))
 
     def _settle(self, pending: Pending) -> bool:
         error = pending.result.exception()
         if error is not None:
             self._failed(pending.step, error)
             return False
-        committed = pending.result.result()
+        self._committed(pending, pending.result.result())
+        return True
+
+    def _committed(self, pending: Pending, committed: Committed) -> None:
         self._pending = None
-        self._policy.committed()
-        self._saver.damaged -= {pending.step}
-        self.stats.commits.append(Commit(pending.step, pending.started, committed.at))
+        saved = SaveRecord(
+            pending.step,
+            pending.started,
+            committed.at,
+            wait_seconds=self._held.get("wait", 0.0),
+            device_to_host_seconds=pending.device_to_host_seconds,
+            write_seconds=committed.write_seconds,
+            digest_seconds=committed.digest_seconds,
+            commit_seconds=committed.commit_seconds,
+            blocked_seconds=sum(self._held.values()),
+            bytes=pending.bytes,
+        )
+        self._policy.committed(self._clock())
+        self._policy.pacing.observe_save(saved.blocked_seconds, saved.seconds)
+        self.stats.commits.append(saved)
         self.stats.last_committed_step = pending.step
         self.stats.safe_since = pending.started
+        self._watch.expect(layout.step_path(self.directory, pending.step))
+        self._record("save", **saved.to_event())
         for warning in committed.warnings:
             self._report(warning)
-        return True
 
     def _failed(self, step: int, error: BaseException) -> None:
         self._pending = None
         self._saver.forget_writer()
         self.stats.failed += 1
         self.stats.last_failure = in_words(error)
+        self._stopping = self._config.on_save_failure == "stop"
         delay = self._policy.failed(self._clock())
-        if self._final_attempts_left == 0:
-            return  # SaveError says it
-        then = f"next try in {delay:.0f} s or later" if self._final_attempts_left is None else "trying again at once"
-        self._report(f"save of step {step} failed, {then}: {self.stats.last_failure}")
+        self._record("save_failed", step=step, why=self.stats.last_failure, retry_seconds=delay)
+        then = f"next try in {delay:.0f} s or later" if self._then is None else self._then
+        if then and not self._stopping:
+            self._report(f"save of step {step} failed, {then}: {self.stats.last_failure}; {self._where_it_stands()}")
+
+    def _lost(self, problem: str) -> None:
+        """The directory is not as it was left: what was safe may be no more, and is saved anew."""
+        self.stats.last_committed_step = None
+        self._policy.failed(self._clock())
+        self._report(f"{problem}; saving again")
+        self._record("checkpoints_lost", why=problem)
+
+    def _where_it_stands(self) -> str:
+        last = self.stats.last_committed_step
+        return "nothing is saved yet" if last is None else f"step {last} is the newest saved"

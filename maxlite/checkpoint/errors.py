@@ -17,12 +17,22 @@ class RestoreError(CheckpointError):
     """Checkpoints exist, and the newest good one cannot be read."""
 
 
+class PeerError(CheckpointError):
+    """Another process could not do its part, or did not answer in time."""
+
+
+class Damage(ValueError):
+    """What is on storage is not what was saved."""
+
+
 def in_words(error: BaseException) -> str:
     """The error and its notes on one line, without the source locations and specs that libraries append."""
     return "; ".join([_message(error), *getattr(error, "__notes__", [])])
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, CheckpointError | Damage):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         name = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{name}"

@@ -5,9 +5,10 @@
         commit_success.txt          written last; without it the step does not exist for a reader
         state/                      arrays, as Orbax lays them out
         metadata/metadata.json      step, time, parent step, arrays, and what the run says about itself
-      130.orbax-checkpoint-tmp/     a save being written; a leftover if no run is alive
+        integrity.json              sizes and digests of the files, fingerprints of the arrays
+      130.orbax-checkpoint-tmp-4/   a save being written; a leftover if no run is alive
       100.deleting/                 a step being deleted
-      110.set-aside-1/              not readable when its name was needed; kept for a person to look at
+      110.set-aside-1/              damaged or in the way; kept for a person to look at
 
 Anything else in the directory belongs to someone else and is never touched.
 """
@@ -24,9 +25,11 @@ from etils import epath
 from maxlite.checkpoint.tree import ArrayInfo
 from maxlite.config import InputError
 
-FORMAT = 1
+FORMAT = 2
 COMMIT_MARKER = "commit_success.txt"
-METADATA_FILE = "metadata.json"
+CHECKPOINTS = "checkpoints"  # in a run directory
+STATE = "state"
+METADATA_FILE = "metadata/metadata.json"
 DELETING = ".deleting"
 TEMPORARY = ".orbax-checkpoint-tmp"
 
@@ -41,12 +44,27 @@ class StepMetadata(NamedTuple):
     created: float  # seconds since 1970
     parent_step: int | None  # the committed step that this process restored or saved before
     arrays: dict[str, ArrayInfo]
+    metrics: dict[str, float]  # of the step, as far as known when it was saved
     run: dict[str, Any]  # what the trainer recorded: config, versions, data fingerprint, ...
 
 
 def step_path(directory: epath.Path, step: int) -> epath.Path:
     """Where step `step` is once committed."""
     return directory / str(step)
+
+
+def temporary_path(directory: epath.Path, step: int, attempt: int) -> epath.Path:
+    """Where step `step` is while it is being written; `attempt` counts the saves of this process."""
+    return directory / f"{step}{TEMPORARY}-{attempt}"
+
+
+def locate(path: epath.Path) -> tuple[epath.Path, int | None]:
+    """The directory of steps, and the one step meant, from the path of a run, of its checkpoints, or of a step."""
+    if _STEP.fullmatch(path.name) and ((path / STATE).exists() or (path / METADATA_FILE).exists()):
+        return path.parent, int(path.name)
+    if (path / CHECKPOINTS).is_dir():
+        return path / CHECKPOINTS, None
+    return path, None
 
 
 def is_committed(path: epath.Path) -> bool:
@@ -78,20 +96,17 @@ def steps(directory: epath.Path) -> tuple[list[int], list[int]]:
 
 
 def leftovers(directory: epath.Path) -> list[epath.Path]:
-    """What a killed run left: saves never committed and deletions never finished."""
+    """Directories that are named as saves being written or steps being deleted."""
     paths = [directory / name for name in sorted(_names(directory)) if _LEFTOVER.fullmatch(name)]
     return [path for path in paths if path.is_dir()]
 
 
-def leftovers_of(directory: epath.Path, step: int) -> list[epath.Path]:
-    """The leftovers of one step."""
-    return [path for path in leftovers(directory) if path.name.split(".", 1)[0] == str(step)]
-
-
-def encode_metadata(metadata: StepMetadata) -> dict[str, Any]:
-    """What is written to `metadata.json`."""
+def write_metadata(path: epath.Path, metadata: StepMetadata) -> None:
+    """Writes `metadata.json` into the directory of a save. Raises OSError."""
     arrays = {name: {"shape": list(info.shape), "dtype": info.dtype} for name, info in metadata.arrays.items()}
-    return {"format": FORMAT, **metadata._asdict(), "arrays": arrays}
+    file = path / METADATA_FILE
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"format": FORMAT, **metadata._asdict(), "arrays": arrays}))
 
 
 def read_metadata(path: epath.Path) -> StepMetadata:
@@ -99,7 +114,7 @@ def read_metadata(path: epath.Path) -> StepMetadata:
 
     Raises OSError if it cannot be read, ValueError if it is damaged, InputError if a newer maxlite wrote it.
     """
-    file = path / "metadata" / METADATA_FILE
+    file = path / METADATA_FILE
     try:
         raw = json.loads(file.read_text())
         if isinstance(raw["format"], int) and raw["format"] > FORMAT:
@@ -116,4 +131,6 @@ def _decode(raw: Mapping[str, Any]) -> StepMetadata:
     if raw["format"] != FORMAT:
         raise ValueError(f"there is no checkpoint format {raw['format']!r}")
     arrays = {name: ArrayInfo(tuple(a["shape"]), a["dtype"]) for name, a in raw["arrays"].items()}
-    return StepMetadata(int(raw["step"]), float(raw["created"]), raw["parent_step"], arrays, dict(raw["run"]))
+    return StepMetadata(
+        int(raw["step"]), float(raw["created"]), raw["parent_step"], arrays, dict(raw["metrics"]), dict(raw["run"])
+    )

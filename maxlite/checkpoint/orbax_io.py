@@ -1,14 +1,15 @@
 """The only module that touches Orbax, so that its churn stays in one file.
 
-Of Orbax this uses the array writer and reader and the atomic step directory. Which steps exist, which are
-good and which are kept is decided on what is on storage, because Orbax's own step cache names steps that
-failed and forgets steps that are intact.
+Of Orbax this uses the writer and reader of arrays. The step directory, its commit, what the processes of a run tell
+each other and which steps exist, are good and are kept, are maxlite's own: when one process cannot write, Orbax's
+others wait out the whole timeout and then stop saving without a word, and its step cache names steps that failed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -19,9 +20,15 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from maxlite.checkpoint import layout
 from maxlite.checkpoint.tree import ArrayInfo, array_infos, named_leaves, nested
+from maxlite.config import CheckpointConfig
+
+_DEFAULTS = CheckpointConfig()
+# Counts bytes for a monitor that nobody reads, and TensorStore leaks 17 KB at every count, twice a save: a run that
+# saves every few seconds for weeks would die of it. A test of many saves says if this name is another one day.
+tensorstore_utils.get_tensorstore_raw_bytes = lambda *arguments, **keywords: 0
 
 _ORBAX = f"{Path(ocp.__file__).parent}{os.sep}"
 
@@ -80,56 +87,67 @@ class _Quiet:
 quiet = _Quiet()
 
 
-def _handler() -> ocp.CompositeCheckpointHandler:
-    # Uncompressed: a save takes no processor time from the training beside it.
-    arrays = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
-    return ocp.CompositeCheckpointHandler(state=arrays, metadata=ocp.JsonCheckpointHandler(layout.METADATA_FILE))
+def _handler(config: CheckpointConfig, *, local: bool = True) -> ocp.PyTreeCheckpointHandler:
+    use_ocdbt, gigabytes = config.checkpoint_storage_use_ocdbt, config.checkpoint_storage_concurrent_gb
+    # Orbax's own limits, unless one is asked for: with any limit its writes are no longer one transaction.
+    limits = {} if gigabytes is None else {"save_concurrent_gb": gigabytes, "restore_concurrent_gb": gigabytes}
+    return ocp.PyTreeCheckpointHandler(
+        # A file per array and shard is written faster than a few large ones (benchmarks/NOTES.md), and many small
+        # objects are what object stores are slowest with.
+        use_ocdbt=not local if use_ocdbt is None else use_ocdbt,
+        use_zarr3=config.checkpoint_storage_use_zarr3,
+        use_compression=config.checkpoint_storage_compression,
+        **limits,
+    )
 
 
 class Writer:
-    """Writes one step at a time in the background. Its user holds `quiet` open for as long as it may print."""
+    """Writes one state at a time. Its user holds `quiet` open for as long as it may print."""
 
-    def __init__(self, timeout_seconds: float) -> None:
-        # A directory made in the background that cannot be made is noticed at the timeout only, as a timeout.
-        options = ocp.AsyncOptions(timeout_secs=math.ceil(timeout_seconds), create_directories_asynchronously=False)
-        self._orbax = ocp.AsyncCheckpointer(_handler(), async_options=options)
+    def __init__(self, config: CheckpointConfig, *, local: bool = True) -> None:
+        self._handler = _handler(config, local=local)
+        self._writing: list[Any] = []
 
-    def start(self, path: epath.Path, arrays: Mapping[str, jax.Array], metadata: dict[str, Any]) -> None:
-        """Starts to write arrays (by name) and metadata to `path`; returns once the arrays may be donated.
+    def start(self, directory: epath.Path, arrays: Mapping[str, jax.Array]) -> None:
+        """Starts to write this process's part of the arrays; returns once they may be donated.
 
-        Raises whatever storage raises. On CPU the snapshot is the array itself, and XLA copies instead of
-        donating while it is held.
+        `directory` exists. Raises whatever storage raises. On CPU the snapshot is the array itself, and XLA copies
+        instead of donating while it is held.
         """
-        state, extra = ocp.args.PyTreeSave(nested(arrays)), ocp.args.JsonSave(metadata)
-        self._orbax.save(path, ocp.args.Composite(state=state, metadata=extra))
+        save = self._handler.async_save(directory, args=ocp.args.PyTreeSave(nested(arrays)))
+        self._writing = asyncio.run(save) or []
 
     def finish(self) -> None:
-        """Blocks until Orbax says that the step is committed; raises what went wrong in the background."""
-        self._orbax.wait_until_finished()
+        """Blocks until this process's part is on storage; raises what went wrong in the background."""
+        writing, self._writing = self._writing, []
+        for future in writing:
+            future.result()
+
+    def merge(self, directory: epath.Path) -> None:
+        """Makes one whole of what all processes wrote; for one process to call, when all have finished."""
+        self._handler.finalize(directory)
 
     def close(self) -> None:
-        """Waits for the step being written and releases threads and files."""
-        self._orbax.close()
+        """Releases threads and files."""
+        self._handler.close()
 
 
-def read_arrays(path: epath.Path, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Reads the named arrays, and no others, of a committed step, each straight to its sharding in `abstract`.
+def read_arrays(
+    directory: epath.Path, abstract: Mapping[str, jax.ShapeDtypeStruct], config: CheckpointConfig = _DEFAULTS
+) -> dict[str, jax.Array]:
+    """Reads the named arrays, and no others, each straight to its sharding in `abstract`.
 
-    Raises whatever storage raises; damaged or missing files are mostly ValueError.
+    How they were laid out is found on storage. Raises whatever storage raises; damaged or missing files are mostly
+    ValueError.
     """
     tree = nested(abstract)
     arguments = ocp.checkpoint_utils.construct_restore_args(tree)
     restore = ocp.args.PyTreeRestore(tree, restore_args=arguments, partial_restore=True)
-    with quiet, ocp.Checkpointer(_handler()) as reader:
-        restored = reader.restore(path, ocp.args.Composite(state=restore))
-    return named_leaves(restored["state"])
+    with quiet, contextlib.closing(_handler(config)) as handler:
+        return named_leaves(handler.restore(directory, args=restore))
 
 
-def describe(path: epath.Path) -> dict[str, ArrayInfo]:
-    """Shape and dtype of every array of a committed step, from the arrays' own headers on storage.
-
-    Raises whatever storage raises.
-    """
-    with quiet, ocp.Checkpointer(_handler()) as reader:
-        tree = reader.metadata(path).item_metadata["state"].tree
-    return array_infos(named_leaves(tree))
+def describe(directory: epath.Path) -> dict[str, ArrayInfo]:
+    """Shape and dtype of every array, from the arrays' own headers on storage. Raises whatever storage raises."""
+    with quiet, contextlib.closing(_handler(_DEFAULTS)) as handler:
+        return array_infos(named_leaves(handler.metadata(directory).tree))

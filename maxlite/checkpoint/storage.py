@@ -7,6 +7,7 @@ file only after fsync. Every such difference is in this file.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from etils import epath
@@ -25,23 +26,46 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(Path(result).expanduser().absolute()) if is_local(result) else result
 
 
-def make_durable(step_dir: epath.Path) -> None:
-    """Makes a committed step survive a power loss: every file, every directory, and its entry in the parent.
+def writing_path(directory: epath.Path, step: int, attempt: int) -> epath.Path:
+    """Where a save writes: under another name where a rename is atomic, else under its own until it has its marker."""
+    local = is_local(directory)
+    return layout.temporary_path(directory, step, attempt) if local else layout.step_path(directory, step)
 
-    Orbax syncs array data but neither its metadata, the commit marker nor the rename; syncing again what
-    is already on disk costs nothing. Raises OSError.
+
+def leftovers(directory: epath.Path) -> list[epath.Path]:
+    """What a killed run left: saves never committed and deletions never finished. Raises OSError."""
+    torn = [] if is_local(directory) else layout.steps(directory)[1]
+    return [*layout.leftovers(directory), *(layout.step_path(directory, step) for step in torn)]
+
+
+def free_bytes(directory: epath.Path) -> int | None:
+    """Bytes that can still be written; None where there is no limit to know. Raises OSError."""
+    return shutil.disk_usage(directory).free if is_local(directory) else None
+
+
+def commit(temporary: epath.Path, step_dir: epath.Path) -> None:
+    """Makes a save whose files are all written a committed step, at once or not at all, and durable. Raises OSError.
+
+    Locally: everything is synced (Orbax syncs array data only), then the directory gets its name, then the name is
+    synced. On an object store, where a directory cannot be renamed, the save was written under its name already,
+    and the marker makes it a step.
     """
+    (temporary / layout.COMMIT_MARKER).write_text("committed")
     if not is_local(step_dir):
         return
-    top = Path(step_dir)
-    paths = sorted(top.rglob("*"))
     # Deepest first, so that a directory is synced after its entries.
-    for path in [*reversed(paths), top, top.parent]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    for path in [*sorted(Path(temporary).rglob("*"), reverse=True), Path(temporary)]:
+        _sync(path)
+    temporary.rename(step_dir)
+    _sync(Path(step_dir).parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def delete_step(step_dir: epath.Path) -> None:

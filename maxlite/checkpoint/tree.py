@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 SHOWN_DIFFERENCES = 5
@@ -60,12 +61,22 @@ def array_infos(leaves: Mapping[str, Any]) -> dict[str, ArrayInfo]:
     return {name: ArrayInfo(tuple(leaf.shape), str(np.dtype(leaf.dtype))) for name, leaf in leaves.items()}
 
 
-def differences(saved: Mapping[str, ArrayInfo], wanted: Mapping[str, ArrayInfo]) -> list[str]:
-    """Where two structures differ, one line per array, the first few and a count; empty if they are equal."""
+def differences(
+    saved: Mapping[str, ArrayInfo], wanted: Mapping[str, ArrayInfo], *, ignore_casts: bool = False
+) -> list[str]:
+    """Where two structures differ, one line per array, the first few and a count; empty if they are equal.
+
+    With `ignore_casts`, floating-point arrays may differ in their dtype.
+    """
     lines = []
     for name in sorted(saved.keys() | wanted.keys()):
         has, wants = saved.get(name), wanted.get(name)
-        if has != wants:
+        if has != wants and not (ignore_casts and has and wants and _can_cast(has, wants)):
             lines.append(f"{name}: checkpoint {has or 'has none'}, this run {wants or 'has none'}")
     more = len(lines) - SHOWN_DIFFERENCES
     return lines if more <= 0 else [*lines[:SHOWN_DIFFERENCES], f"... and {more} more"]
+
+
+def _can_cast(saved: ArrayInfo, wanted: ArrayInfo) -> bool:
+    floating = all(jnp.issubdtype(info.dtype, jnp.floating) for info in (saved, wanted))
+    return floating and saved.shape == wanted.shape

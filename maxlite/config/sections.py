@@ -84,21 +84,48 @@ class ModelConfig(Section):
 
 
 class ParallelConfig(Section):
-    """The device mesh."""
+    """The device mesh, and the processes that make it up."""
 
     ici_data_parallelism: Int = key(1, "devices that each hold all weights; -1: what is left", ge=-1)
     ici_fsdp_parallelism: Int = key(-1, "devices that share weights and batch; -1: what is left", ge=-1)
     ici_tensor_parallelism: Int = key(1, "devices that share each layer's heads and MLP; -1: what is left", ge=-1)
+    coordinator_address: str | None = key(None, "host:port where process 0 is met by the others; null: one process")
+    num_processes: Int = key(1, "processes of the run, all started with the same command but for process_id", ge=1)
+    process_id: Int = key(0, "which of the num_processes this one is, from 0", ge=0)
+    jax_distributed_initialization_timeout: Int = key(
+        300, "longest wait at the start for all processes to come", "seconds", ge=1
+    )
+    jax_distributed_heartbeat_timeout_seconds: Int = key(
+        30, "a process that was silent for so long is taken for dead, and the others leave", "seconds", ge=1
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sizes = {name: getattr(self, name) for name in type(self).model_fields}
+        sizes = {name: getattr(self, name) for name in type(self).model_fields if name.startswith("ici_")}
         zero = [name for name, size in sizes.items() if size == 0]
         if zero:
             raise ValueError(f"{', '.join(zero)}: 0 devices; 1 means not used, -1 means what is left")
         fill = [name for name, size in sizes.items() if size == -1]
         if len(fill) > 1:
             raise ValueError(f"only one key may be -1 (what is left), here: {', '.join(fill)}")
+        if self.process_id >= self.num_processes:
+            raise ValueError(
+                f"process_id={self.process_id} with num_processes={self.num_processes}: they count from 0 to "
+                f"{self.num_processes - 1}"
+            )
+        if self.coordinator_address is None:
+            if self.num_processes > 1:
+                raise ValueError(
+                    f"num_processes={self.num_processes} needs coordinator_address=HOST:PORT of process 0"
+                )
+            return self
+        host, _, port = self.coordinator_address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ValueError(
+                f"coordinator_address={self.coordinator_address}: expected HOST:PORT, as in 10.0.0.1:1234"
+            )
+        if self.num_processes == 1:
+            raise ValueError(f"coordinator_address={self.coordinator_address} needs num_processes, more than 1")
         return self
 
 
@@ -215,10 +242,14 @@ class CheckpointConfig(Section):
         "what a restore checks. off: the commit marker; committed: the integrity record and the files' sizes too; "
         "full: every bit of every array too",
     )
-    checkpoint_storage_use_ocdbt: bool = key(True, "few large files; false: a file per array and shard")
+    checkpoint_storage_use_ocdbt: bool | None = key(
+        None, "few large files; false: a file per array and shard; null: few files on object stores only"
+    )
     checkpoint_storage_use_zarr3: bool = key(True, "zarr 3 rather than zarr 2")
     checkpoint_storage_compression: bool = key(False, "compress arrays (zstd); costs processor time, gains little")
-    checkpoint_storage_concurrent_gb: Int = key(96, "bytes of arrays being written or read at once", "GB", ge=1)
+    checkpoint_storage_concurrent_gb: Int | None = key(
+        None, "most of arrays that is written or read at once, on each host; null: Orbax's limit", "GB", ge=1
+    )
     load_parameters_path: str | None = key(
         None, "start from these parameters, with a new optimizer, at step 0: a run, checkpoints or step directory"
     )

@@ -40,8 +40,8 @@ def die_at(stage, count):
         setattr(owner, name, wrapped)
 
     around(orbax_io.Writer, "start", "before write", "write started")
-    around(orbax_io.Writer, "finish", "waiting", "renamed")
-    around(storage, "make_durable", "before sync", "durable")
+    around(orbax_io.Writer, "finish", "waiting", "written")
+    around(storage, "commit", "before commit", "durable")
     rmtree = type(storage.absolute("/")).rmtree
 
     def half_rmtree(path, **kwargs):

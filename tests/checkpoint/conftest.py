@@ -1,10 +1,8 @@
 """A tiny deterministic run to save, a clock that stands still, and storage that obeys the test."""
 
 import gc
-import json
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -106,30 +104,30 @@ def make(tmp_path, clock):
             metadata=metadata,
             clock=clock,
             report=make.lines.append,
+            record=lambda kind, **fields: make.events.append((kind, fields)),
         )
 
-    make.lines = []
+    make.lines, make.events = [], []
     make.directory = tmp_path / "checkpoints"
     return make
 
 
 @dataclass
 class FakeStorage:
-    """Takes Orbax's place: a step is a directory, its arrays are kept in memory, and writes obey the test."""
+    """Takes Orbax's place: the arrays of a step are kept in memory, and writes obey the test."""
 
     saved: dict[str, dict[str, Any]] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)  # a write ends when this is set
     faults: list[Exception | None] = field(default_factory=list)  # what becomes of the next writes
     corruptions: list[dict[str, Any]] = field(default_factory=list)  # what the next writes get wrong, without an error
-    lose_commits: bool = False  # writes end without an error and without a commit
     writing: int = 0
     most_writing: int = 0
 
     def __post_init__(self):
         self.gate.set()
 
-    def read_arrays(self, path, abstract):
-        return {name: self.saved[path.name][name] for name in abstract}
+    def read_arrays(self, directory, abstract, config=None):
+        return {name: self.saved[directory.parent.name][name] for name in abstract}
 
 
 @pytest.fixture
@@ -137,27 +135,24 @@ def storage(monkeypatch):
     fake = FakeStorage()
 
     class Writer:
-        def __init__(self, timeout_seconds):
+        def __init__(self, config, local):
             pass
 
-        def start(self, path, arrays, metadata):
+        def start(self, directory, arrays):
             fake.writing += 1
             fake.most_writing = max(fake.most_writing, fake.writing)
-            self.path, self.metadata = Path(path), metadata
-            self.temporary = self.path.with_name(f"{self.path.name}.orbax-checkpoint-tmp")
-            self.temporary.mkdir(parents=True)
-            fake.saved[path.name] = {**arrays, **(fake.corruptions.pop(0) if fake.corruptions else {})}
+            step = directory.parent.name.split(".")[0]
+            fake.saved[step] = {**arrays, **(fake.corruptions.pop(0) if fake.corruptions else {})}
 
         def finish(self):
             assert fake.gate.wait(30)
             fake.writing -= 1
             if error := fake.faults.pop(0) if fake.faults else None:
                 raise error
-            if not fake.lose_commits:
-                (self.temporary / "metadata").mkdir()
-                (self.temporary / "metadata" / "metadata.json").write_text(json.dumps(self.metadata))
-                (self.temporary / "commit_success.txt").write_text("done")
-                self.temporary.rename(self.path)
+
+        def merge(self, directory):
+            size = sum(x.nbytes for x in fake.saved[directory.parent.name.split(".")[0]].values())
+            (directory / "data").write_bytes(bytes(size))
 
         def close(self):
             pass

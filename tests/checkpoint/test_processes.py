@@ -24,7 +24,8 @@ def test_killed_while_saving_loses_nothing_committed(make, toy, same):
         ("before write", 2),
         ("write started", 2),
         ("waiting", 3),
-        ("renamed", 3),
+        ("written", 3),
+        ("before commit", 3),
         ("half deleted", 2),
         ("durable", 2),
     ]

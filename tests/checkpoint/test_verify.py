@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from maxlite.checkpoint import SaveError, orbax_io
-from maxlite.checkpoint import storage as storage_module
+from maxlite.checkpoint import storage
 
 
 def flip(file):
@@ -30,14 +30,14 @@ def damage_data(step, how):
 
 def damage_after_commit(monkeypatch, how, times):
     """The next saves are damaged as soon as they are durable."""
-    make_durable, left = storage_module.make_durable, [how] * times
+    commit, left = storage.commit, [how] * times
 
-    def durable(step):
-        make_durable(step)
+    def damaging(temporary, step_dir):
+        commit(temporary, step_dir)
         if left:
-            damage_data(step, left.pop())
+            damage_data(step_dir, left.pop())
 
-    monkeypatch.setattr(storage_module, "make_durable", durable)
+    monkeypatch.setattr(storage, "commit", damaging)
 
 
 @pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())

@@ -1,0 +1,123 @@
+"""The integrity record of a step: what its files must be, and the fingerprint of every array.
+
+`integrity.json` is written last into the directory of a save, before the commit. It lists every file with its size;
+small files with their digest too; and every array with the fingerprint that its devices computed before the save.
+So nothing has to be read back at a save: the contents of the large files, which only hold arrays, are proved by the
+arrays. It carries a digest of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from maxlite.checkpoint import fingerprint
+from maxlite.checkpoint.errors import Damage
+
+RECORD_FILE = "integrity.json"
+SMALL_BYTES = 1 << 20  # a file up to this size has a digest
+SHOWN_PROBLEMS = 3
+
+
+class FileEntry(NamedTuple):
+    """A file of the step: its size, and its SHA-256 if it is small."""
+
+    bytes: int
+    sha256: str | None
+
+
+class Record(NamedTuple):
+    """What a step must hold: files by path relative to the step, arrays by name."""
+
+    files: dict[str, FileEntry]
+    arrays: dict[str, fingerprint.Fingerprint]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the step on storage, the record itself left out."""
+        return sum(entry.bytes for entry in self.files.values())
+
+
+def write(directory: epath.Path, arrays: Mapping[str, fingerprint.Fingerprint]) -> Record:
+    """Records what is in the directory of a save, and the arrays' fingerprints. Raises OSError."""
+    record = Record(
+        {name: FileEntry(size, _sha256(directory / name, size)) for name, size in _files(directory).items()},
+        dict(arrays),
+    )
+    content = {
+        "algorithm": fingerprint.ALGORITHM,
+        "files": {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in record.files.items()},
+        "arrays": {name: list(sums) for name, sums in record.arrays.items()},
+    }
+    (directory / RECORD_FILE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1))
+    return record
+
+
+def read(step_dir: epath.Path) -> Record:
+    """The record of a step. Raises Damage if it is missing or damaged, OSError if storage does not tell."""
+    try:
+        content = json.loads((step_dir / RECORD_FILE).read_text())
+        digest = content.pop("sha256")
+        if digest != _digest(content) or content["algorithm"] != fingerprint.ALGORITHM:
+            raise Damage(f"its integrity record {RECORD_FILE} is damaged")
+        files = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in content["files"].items()}
+        return Record(files, {name: (sums[0], sums[1]) for name, sums in content["arrays"].items()})
+    except FileNotFoundError:
+        raise Damage(f"it has no integrity record, {RECORD_FILE}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, Damage):
+            raise
+        raise Damage(f"its integrity record {RECORD_FILE} is damaged") from error
+
+
+def require_files(step_dir: epath.Path, record: Record) -> None:
+    """Raises Damage if a file is missing, has another size, or is small and differs. Reads small files only."""
+    problems = []
+    for name, entry in record.files.items():
+        path = step_dir / name
+        try:
+            size = path.stat().length
+        except (FileNotFoundError, NotADirectoryError):
+            problems.append(f"{name} is missing")
+            continue
+        if size != entry.bytes:
+            problems.append(f"{name} has {size} bytes instead of {entry.bytes}")
+        elif entry.sha256 is not None and _sha256(path, size) != entry.sha256:
+            problems.append(f"{name} differs from what was saved")
+    if problems:
+        more = len(problems) - SHOWN_PROBLEMS
+        raise Damage("; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more files" if more > 0 else ""))
+
+
+def require_arrays(record: Record, found: Mapping[str, fingerprint.Fingerprint]) -> None:
+    """Raises Damage if an array's fingerprint is not the recorded one."""
+    wrong = [name for name, sums in found.items() if record.arrays.get(name) != sums]
+    if wrong:
+        more = f" and {len(wrong) - 1} more arrays" if len(wrong) > 1 else ""
+        raise Damage(f"{wrong[0]}{more}: not the values that were saved (fingerprints differ)")
+
+
+def _files(directory: epath.Path) -> dict[str, int]:
+    """Size in bytes of every file below the directory, by relative path with `/`, sorted."""
+    sizes: dict[str, int] = {}
+    folders = [(directory, "")]
+    while folders:
+        folder, prefix = folders.pop()
+        for path in folder.iterdir():
+            if path.is_dir():
+                folders.append((path, f"{prefix}{path.name}/"))
+            else:
+                sizes[prefix + path.name] = path.stat().length
+    return dict(sorted(sizes.items()))
+
+
+def _sha256(path: epath.Path, size: int) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if size <= SMALL_BYTES else None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
