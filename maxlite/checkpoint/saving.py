@@ -166,8 +166,7 @@ class Saver:
             self._together(f"save/{attempt}/committed", commit, abandoned)
         except Exception as error:
             if self._peers.primary:
-                # One that was given up may end while the next is being written.
-                self._reclaim([target] if abandoned.is_set() else storage.leftovers(self._directory), error)
+                self._reclaim(target if abandoned.is_set() else None, error)
             raise
         committed_at = self._clock()
         if self._peers.primary and not abandoned.is_set():
@@ -206,10 +205,10 @@ class Saver:
             return []
         return [f"{path} is in the way of a save and was renamed to {storage.set_aside(path)}"]
 
-    def _reclaim(self, directories: list[epath.Path], error: Exception) -> None:
-        """Removes what failed saves left."""
+    def _reclaim(self, only: epath.Path | None, error: Exception) -> None:
+        """Removes what failed saves left; `only` one, if it was given up and may end while the next is written."""
         try:
-            for path in directories:
+            for path in storage.leftovers(self._directory) if only is None else [only]:
                 path.rmtree(missing_ok=True)
         except OSError as second:  # the failure itself is what matters; the next start cleans up
             error.add_note(f"its leftovers could not be removed: {in_words(second)}")
