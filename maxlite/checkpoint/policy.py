@@ -3,55 +3,185 @@
 from __future__ import annotations
 
 import math
+from enum import IntEnum
+from typing import NamedTuple
 
+from maxlite.checkpoint.custom import SaveContext, ask_should_save, load_save_policy
+from maxlite.checkpoint.pacing import Pacing
 from maxlite.config import CheckpointConfig
 
 LONGEST_RETRY_SECONDS = 60.0
+NONE = -1  # before every step
+
+
+class Votes(NamedTuple):
+    """What one process says about one step; reduced over all processes by "any" inside the train step."""
+
+    busy: bool  # no save can start here: one is being written, or one that failed is not to be tried again yet
+    due: bool  # a save is wanted for a reason that not every process can see for itself
 
 
 class SavePolicy:
-    """Decides at every step whether a save starts now.
+    """Decides at every step whether a save starts, on every process alike and without a message of its own.
 
-    Continuous: as soon as no save is being written and the minimum interval has passed since the last one
-    started. Fixed: at multiples of `checkpoint_period`; one that comes due while another save is being
-    written never blocks training, it starts at the first step after that save has ended. Either way a
-    failed save is owed, and is retried with a delay that doubles from 1 second to a minute (even within
-    the minimum interval: work is at risk).
+    What is equal everywhere (the step, the saves that started) is kept here; what is not (clocks, how far each
+    process's save is, failures) goes only through the votes. So `decide` gives the same answer wherever it is given
+    the same steps and reduced votes.
+
+    - Continuous: as soon as no save is being written and the interval of `pacing` has passed since the last start.
+    - Otherwise: at multiples of `checkpoint_period`, and `checkpoint_period_seconds` after the last start.
+    - A person's own `checkpoint_save_policy` takes the place of both.
+    - In every mode: step 0 with `save_checkpoint_on_start`, the steps named by `also_due`, and a save that failed,
+      after a delay that doubles from 1 second to a minute, even within the interval: work is at risk.
+
+    A save that is due while another is being written never blocks training: it is owed, and starts at the first step
+    at which every process is ready.
+
+    `primary`: this is the one process whose clock, and whose own policy, decide. Raises InputError if the person's
+    own policy cannot be loaded.
     """
 
-    def __init__(self, config: CheckpointConfig) -> None:
+    def __init__(self, config: CheckpointConfig, *, primary: bool = True) -> None:
+        self.pacing = Pacing(config)
         self._config = config
-        self._owed = False
-        self._last_start: float | None = None
+        self._primary = primary
+        path = config.checkpoint_save_policy
+        self._custom = None if path is None else load_save_policy(path)
+        # Equal on every process.
+        self._owed_step = NONE  # the newest step at which a save was due, none having started since
+        self._voted_step = NONE  # the newest step that votes were cast for
+        self._stale_until = NONE  # votes for steps up to this were cast before the newest save started
+        # This process's own.
+        self._retry = False
         self._failures = 0
         self._retry_at = -math.inf
+        self._wanted_step = NONE  # as _owed_step, by the person's own policy
+        self._began: float | None = None
+        self._started: tuple[int, float] | None = None  # the newest save's step and second
+        self._committed: tuple[int, float] | None = None
 
-    def due(self, step: int, now: float, *, saving: bool) -> bool:
-        """Whether the state after `step` updates should be saved now (`now` in seconds)."""
-        config = self._config
+    def votes(self, step: int, now: float, *, saving: bool) -> Votes:
+        """This process's votes on whether to save the state after `step` updates; once per step.
+
+        They may be cast before the decision on an earlier step, as steps are dispatched ahead of their results.
+
+        Args:
+            step: the step that the reduced votes will be given to `decide` for.
+            now: seconds, by the clock that `started`, `committed` and `failed` go by.
+            saving: a save is being written by this process; false only once `committed` or `failed` was told.
+
+        Raises:
+            InputError: the person's own policy failed.
+        """
+        self._voted_step = step
+        self._began = now if self._began is None else self._began
+        due = self._primary and step > 0 and self._due_here(step, now, saving)
+        return Votes(busy=saving or now < self._retry_at, due=due or self._retry)
+
+    def decide(self, step: int, votes: Votes) -> bool:
+        """Whether the state after `step` updates is to be saved now; `votes` are the reduced ones. Once per step."""
         if step == 0:
-            self._owed = self._owed or config.save_checkpoint_on_start
-        elif config.enable_continuous_checkpointing:
-            interval = config.continuous_checkpointing_minimum_interval_secs
-            self._owed = self._owed or self._last_start is None or now - self._last_start >= interval
-        elif step % config.checkpoint_period == 0:
-            self._owed = True
-        return self._owed and not saving and now >= self._retry_at
+            by_step = self._config.save_checkpoint_on_start
+        else:
+            by_period = self._custom is None and not self._config.enable_continuous_checkpointing
+            by_step = by_period and step % self._config.checkpoint_period == 0
+        if by_step:
+            self._owed_step = step
+        # Votes from before the newest save started do not know about it: one is being written.
+        return (self._owed_step != NONE or votes.due) and not votes.busy and step > self._stale_until
 
-    def started(self, now: float) -> None:
-        """A save started, or a run resumed from one, at `now`."""
-        self._owed = False
-        self._last_start = now
+    def also_due(self, step: int) -> None:
+        """Owes a save of `step` for another reason; on every process alike, before the `decide` of that step."""
+        self._owed_step = step
 
-    def committed(self) -> None:
+    def resumed(self, step: int, now: float) -> None:
+        """The run goes on from `step`, which is on storage."""
+        self.started(step, now)
+        self.committed(now)
+
+    def started(self, step: int, now: float) -> None:
+        """A save of `step` started at `now`; on every process alike, after the `decide` that wanted it, if any."""
+        self._retry = False
+        self._stale_until = self._voted_step
+        # What came up for a later step, dispatched already, stays.
+        self._owed_step = self._owed_step if self._owed_step > step else NONE
+        self._wanted_step = self._wanted_step if self._wanted_step > step else NONE
+        self._started = (step, now)
+
+    def committed(self, now: float) -> None:
         """The save that was being written is on storage."""
         self._failures = 0
         self._retry_at = -math.inf
+        self._committed = None if self._started is None else (self._started[0], now)
 
     def failed(self, now: float) -> float:
-        """The save that was being written failed; returns the seconds until it is retried."""
+        """The save that was being written failed here; returns the seconds until it may be tried again."""
         delay = min(2.0**self._failures, LONGEST_RETRY_SECONDS)
         self._failures = min(self._failures + 1, 10)
-        self._owed = True
+        self._retry = True
         self._retry_at = now + delay
         return delay
+
+    def _due_here(self, step: int, now: float, saving: bool) -> bool:
+        """By this process's clock, or by the person's own policy."""
+        config = self._config
+        if self._custom is not None:
+            if ask_should_save(self._custom, self._context(step, now, saving)):
+                self._wanted_step = step
+            return self._wanted_step != NONE
+        if config.enable_continuous_checkpointing:
+            interval = self.pacing.interval_seconds()
+            return interval < math.inf and (self._started is None or now - self._started[1] >= interval)
+        since = self._began if self._started is None else self._started[1]
+        seconds = config.checkpoint_period_seconds
+        return seconds > 0 and since is not None and now - since >= seconds
+
+    def _context(self, step: int, now: float, saving: bool) -> SaveContext:
+        started, committed = self._started, self._committed
+        return SaveContext(
+            step,
+            saving,
+            last_started_step=None if started is None else started[0],
+            last_committed_step=None if committed is None else committed[0],
+            seconds_since_start=None if started is None else now - started[1],
+            seconds_since_commit=None if committed is None else now - committed[1],
+        )
+
+
+class LastSave(IntEnum):
+    """What to do when the process must leave; of several processes' answers the greatest holds for all."""
+
+    SAVE = 0  # nothing is being written: save the newest state
+    FINISH_AND_SAVE = 1  # wait for the save being written, then save the newest state
+    FINISH = 2  # wait for the save being written, start no other
+
+
+def finish_or_save(
+    grace: float, *, saving: bool, until_commit: float | None, save_seconds: float | None, work_seconds: float
+) -> LastSave:
+    """What to do at SIGTERM or SIGINT.
+
+    A save that is being written is never given up: what it has written would be lost, and another would take longer.
+    It is the last one
+
+    - if the work since its state is worth no more than another save costs: to save for 30 s what can be recomputed in
+      10 s delays the restart and gains nothing;
+    - or if another would not be committed within the grace period: it would be killed half-way, so its work is lost
+      all the same, and the process would leave late and without its exit status.
+
+    What is not known yet counts as 0 seconds: nothing that is committed can be lost by trying. With what has become
+    known, and the grace left, this can be asked again once the save being written is committed.
+
+    Args:
+        grace: seconds until the process must have left.
+        saving: a save is being written.
+        until_commit: expected seconds until it is committed; None: not known, or no save is being written.
+        save_seconds: expected seconds of a new save, from its start to its commit; None: not known.
+        work_seconds: seconds of training since the state that is being written.
+    """
+    if not saving:
+        return LastSave.SAVE
+    another = save_seconds or 0.0
+    if work_seconds <= another or max(until_commit or 0.0, 0.0) + another > grace:
+        return LastSave.FINISH
+    return LastSave.FINISH_AND_SAVE
