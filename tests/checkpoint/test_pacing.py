@@ -1,5 +1,6 @@
 """How often continuous saves start: simulated training with noise, drift and hiccups, and simulated failures."""
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def train(machine, steps, seed=0, **keys):
             ends = now + machine.save * noise(machine.save_noise)
             now += blocked
             cost += blocked if step > WARM_UP_STEPS else 0.0
-    warm = [after - before for before, after in zip(starts[:-1], starts[1:], strict=True)]
+    warm = [after - before for before, after in itertools.pairwise(starts)]
     return Run(cost / without, warm[len(warm) // 4 :], policy.pacing, first, lines)
 
 

@@ -234,6 +234,34 @@ def test_votes_cast_before_a_save_started_start_no_second_one():
     assert not policy.decide(2, votes[1])
 
 
+def test_what_comes_up_for_a_step_dispatched_ahead_outlives_the_save_of_an_earlier_one(monkeypatch):
+    monkeypatch.setattr(Scripted, "wanted", {1, 2})
+    owed = SavePolicy(CheckpointConfig())
+    own = SavePolicy(CheckpointConfig(checkpoint_save_policy=f"{__name__}.Scripted"))
+    for policy in (owed, own):
+        votes = [policy.votes(step, float(step), saving=False) for step in (1, 2)]
+        if policy is owed:
+            policy.also_due(1)
+        assert policy.decide(1, votes[0])
+        if policy is owed:
+            policy.also_due(2)
+        policy.started(1, 3.0)
+        assert not policy.decide(2, votes[1])
+        policy.committed(3.5)
+        assert due(policy, 3, 4.0)
+        policy.started(3, 4.0)
+        policy.committed(4.5)
+        assert not due(policy, 4, 5.0)
+
+
+def test_a_save_that_failed_on_another_process_than_the_primary_is_wanted_and_delayed_by_it():
+    policy = SavePolicy(CheckpointConfig(), primary=False)
+    policy.started(1, 10.0)
+    assert policy.failed(20.0) == 1
+    assert policy.votes(2, 20.5, saving=False) == Votes(busy=True, due=True)
+    assert policy.votes(3, 21.0, saving=False) == Votes(busy=False, due=True)
+
+
 def test_an_own_policy_takes_the_place_of_the_timing_and_is_told_what_happened(monkeypatch):
     monkeypatch.setattr(Scripted, "wanted", {2, 4})
     keys = {"checkpoint_period": 1, "checkpoint_save_policy": f"{__name__}.Scripted"}
