@@ -24,7 +24,7 @@ class Peers:
         self.index = index
         self.count = count
         self._store = store
-        self._said: str | None = None  # the key of the newest exchange that everybody took part in
+        self._said: dict[str, list[str]] = {}  # this process's keys that are still in the store, by stream
 
     @classmethod
     def of_this_run(cls) -> Peers:
@@ -50,6 +50,9 @@ class Peers:
     ) -> list[str]:
         """Gives `text` to every process and returns every process's, by index. Called once per topic by each.
 
+        The first part of the topic names a stream: a process takes part in the exchanges of one stream in the same
+        order as the others, and one after the other; those of two streams may run side by side.
+
         Either every process gets all texts, or none does: a process with an `error` makes it raise everywhere, at
         once. Raises PeerError, also if a process did not answer in time or `abandoned` was set meanwhile.
         """
@@ -58,19 +61,20 @@ class Peers:
                 raise PeerError(error)
             return [text]
         key = f"maxlite/{topic}/{self.index}"
+        said = self._said.setdefault(topic.split("/", 1)[0], [])
         self._store.key_value_set(key, _FAILED + error if error else f" {text}")
+        said.append(key)
         deadline, pause = time.monotonic() + timeout_seconds, 0.002
         while True:
             given = {
-                int(key.rsplit("/", 1)[1]): said for key, said in self._store.key_value_dir_get(f"maxlite/{topic}/")
+                int(name.rsplit("/", 1)[1]): what for name, what in self._store.key_value_dir_get(f"maxlite/{topic}/")
             }
-            for index, said in sorted(given.items()):
-                if said.startswith(_FAILED):
-                    raise PeerError(error if index == self.index else f"process {index}: {said[1:]}")
+            for index, what in sorted(given.items()):
+                if what.startswith(_FAILED):
+                    raise PeerError(error if index == self.index else f"process {index}: {what[1:]}")
             if len(given) == self.count:
-                if self._said is not None:  # everybody is here, so nobody reads the exchange before any more
-                    self._store.key_value_delete(self._said)
-                self._said = key
+                while len(said) > 1:  # everybody is here, so nobody reads the exchanges before any more
+                    self._store.key_value_delete(said.pop(0))
                 return [given[index][1:] for index in range(self.count)]
             if abandoned is not None and abandoned.is_set():
                 raise PeerError("given up")
