@@ -116,7 +116,7 @@ def serve(dtype: str, overrides: list[str]) -> None:
     batch = dict.fromkeys(BATCH_KEYS, np.ones(shape, np.int32)) | {"inputs": tokens[0], "targets": tokens[1]}
     batch["inputs_position"] = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
     batch = program.to_device(batch)
-    state, step = program.init_state(), program.train_step
+    state, step, flags = program.init_state(), program.train_step, program.agreement.to_device({})
 
     matrix = jax.random.normal(jax.random.key(0), (2048, 2048)).astype(dtype)
     # A float32 result is what the matrix units give, and the faster form in XLA on CPU.
@@ -129,7 +129,7 @@ def serve(dtype: str, overrides: list[str]) -> None:
             losses = []
             start = time.perf_counter()
             for _ in range(request["steps"]):
-                state, metrics = step(state, batch)
+                state, metrics = step(state, batch, flags)
                 losses.append(float(metrics["loss"]))
             answer = {"seconds": time.perf_counter() - start, "loss": losses[-1]}
         else:

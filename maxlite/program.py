@@ -27,6 +27,7 @@ from maxlite.model import (
     train_step_flops,
 )
 from maxlite.parallel import (
+    Agreement,
     batch_sharding,
     batch_shards,
     constrain,
@@ -38,7 +39,6 @@ from maxlite.parallel import (
     process_rows,
     to_device,
 )
-from maxlite.signals import StopRequest
 from maxlite.telemetry.peak import peak_tflops
 from maxlite.telemetry.run_log import StepCost
 from maxlite.training import (
@@ -55,6 +55,9 @@ from maxlite.training import (
 Params = dict[str, Any]  # a nested dict of arrays, whose keys are the parameter paths of the checkpoint format
 
 BATCH_KEYS = ("inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation")
+
+# What processes tell each other with every step: a signal asks for the end; a save is being written, is due, failed.
+FLAGS = ("stop", "save_busy", "save_due", "save_failed")
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,10 @@ class Program:
     attention: the kernel, and why it was chosen.
     abstract_state: a TrainState of `jax.ShapeDtypeStruct`s with shardings.
     init_state: makes the state of step 0, born sharded.
-    jitted_train_step: `(state, batch) -> (state, metrics)`; the state is donated.
-    eval_step: `(params, batch) -> LossSums`, jitted.
+    agreement: on `FLAGS`, which ride on every step.
+    jitted_train_step: `(state, batch, flags) -> (state, metrics)`, where the metrics hold the flags, reduced; the
+        state is donated.
+    eval_step: `(params, batch, flags) -> (LossSums, reduced flags)`, jitted.
     rows, eval_rows: sequences in a global batch.
     """
 
@@ -110,6 +115,7 @@ class Program:
     attention: AttentionChoice
     abstract_state: TrainState
     init_state: Callable[[], TrainState]
+    agreement: Agreement
     jitted_train_step: Any
     eval_step: Any
     batch_sharding: NamedSharding
@@ -122,7 +128,8 @@ class Program:
         shape = jax.ShapeDtypeStruct(
             (self.rows, self.config.data.max_target_length), jnp.int32, sharding=self.batch_sharding
         )
-        return self.jitted_train_step.lower(self.abstract_state, dict.fromkeys(BATCH_KEYS, shape)).compile()
+        batch, flags = dict.fromkeys(BATCH_KEYS, shape), self.agreement.to_device({})
+        return self.jitted_train_step.lower(self.abstract_state, batch, flags).compile()
 
     @property
     def cost(self) -> StepCost:
@@ -137,14 +144,20 @@ class Program:
         """Global arrays of a batch, from this process's rows."""
         return to_device(batch, self.batch_sharding)
 
-    def evaluate(self, state: TrainState, batches: Iterable[Batch], stop: StopRequest) -> float | None:
-        """Mean loss in nats over every valid target of the batches; None if a signal asks to stop meanwhile."""
+    def evaluate(
+        self, state: TrainState, batches: Iterable[Batch], flags: Callable[[], Mapping[str, bool]]
+    ) -> float | None:
+        """Mean loss in nats over every valid target of the batches.
+
+        None if a signal asks to stop meanwhile: on every process at the same batch. `flags` gives this process's.
+        """
         losses, targets = [], []
         for batch in batches:
-            sums = self.eval_step(state.params, self.to_device(batch))
+            own = self.agreement.to_device(flags())
+            sums, reduced = jax.device_get(self.eval_step(state.params, self.to_device(batch), own))
             losses.append(float(sums.loss_sum))
             targets.append(float(sums.num_targets))
-            if stop.requested:
+            if self.agreement.agreed(flags(), reduced)["stop"]:
                 return None
         return math.fsum(losses) / math.fsum(targets)
 
@@ -184,15 +197,26 @@ def build_program(config: Config) -> Program:
     optimizer = make_optimizer(config.optimizer, schedule, network.axes)
     abstract = abstract_state(network.init_params, optimizer)
     shardings = state_shardings(abstract, jax.tree.map(lambda leaf: leaf.sharding, network.abstract_params))
-    train_step = make_train_step(loss_fn, optimizer, schedule, config.optimizer)
+    update = make_train_step(loss_fn, optimizer, schedule, config.optimizer)
+    agreement = Agreement(mesh, FLAGS)
+
+    def train_step(state: TrainState, batch: Any, flags: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+        state, metrics = update(state, batch)
+        return state, metrics | agreement.reduce(flags)
+
+    def eval_step(params: Params, batch: Any, flags: jax.Array) -> tuple[LossSums, dict[str, jax.Array]]:
+        return loss_fn(params, batch), agreement.reduce(flags)
+
+    inputs = (batch_sharding(mesh), agreement.sharding)
     return Program(
         config=config,
         mesh=mesh,
         attention=attention,
         abstract_state=_with_shardings(abstract, shardings),
         init_state=lambda: create_state(network.init_params, optimizer, shardings),
-        jitted_train_step=jit_train_step(train_step, shardings, batch_sharding(mesh)),
-        eval_step=jax.jit(loss_fn, in_shardings=(shardings.params, batch_sharding(mesh))),
+        agreement=agreement,
+        jitted_train_step=jit_train_step(train_step, shardings, *inputs),
+        eval_step=jax.jit(eval_step, in_shardings=(shardings.params, *inputs), out_shardings=shardings.step),
         batch_sharding=batch_sharding(mesh),
         rows=rows,
         eval_rows=eval_rows,

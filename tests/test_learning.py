@@ -32,9 +32,9 @@ def test_one_batch_is_learnt_by_heart(tmp_path):
     program = build_program(resolve(Config, None, keys, {}).config)
     with open_data(program) as data:
         batch = program.to_device(data.train_batch(1))
-    state = program.init_state()
+    state, flags = program.init_state(), program.agreement.to_device({})
     for _ in range(150):
-        state, metrics = program.train_step(state, batch)
+        state, metrics = program.train_step(state, batch, flags)
     assert float(metrics["loss"]) < 0.05
 
 

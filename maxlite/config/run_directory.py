@@ -1,4 +1,4 @@
-"""The run directory: held by one process at a time, with the resolved config of the run in `config.yml`."""
+"""The run directory: held by one run at a time, with the resolved config of the run in `config.yml`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ CONFIG_NAME = "config.yml"
 
 
 class RunDirectory:
-    """Context manager that makes the directory and locks it; `path` is where it is."""
+    """Context manager that makes the directory and locks it; `path` is where it is.
 
-    def __init__(self, config: Config) -> None:
+    Of several processes of a run only the primary does so; to the others it is just the path.
+    """
+
+    def __init__(self, config: Config, primary: bool = True) -> None:
         self._config = config
+        self._primary = primary
         self.path = Path(config.run.base_output_directory).expanduser() / config.run.run_name
 
     def __enter__(self) -> Self:
@@ -28,6 +32,8 @@ class RunDirectory:
         Raises:
             InputError: it cannot be made, or another process is training this run.
         """
+        if not self._primary:
+            return self
         key = f"base_output_directory={self._config.run.base_output_directory} run_name={self._config.run.run_name}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -51,10 +57,14 @@ class RunDirectory:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.close(self._lock)
+        if self._primary:
+            os.close(self._lock)
 
     def begin(self, step: int) -> list[str]:
-        """Writes `config.yml`; in words: where the run is, from which step it goes on, what changed since."""
+        """Writes `config.yml`; in words: where the run is, from which step it goes on, what changed since.
+
+        For the primary alone.
+        """
         last = self._config.run.steps
         where = f"run directory: {self.path}"
         if step == 0:

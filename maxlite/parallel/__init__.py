@@ -1,7 +1,9 @@
-"""The device mesh, the rules from logical axes to shardings, and the placement of batches."""
+"""The device mesh, the rules from logical axes to shardings, and the placement of batches, the processes."""
 
+from maxlite.parallel.agreement import Agreement
 from maxlite.parallel.batch import global_batch_size, process_rows, to_device
 from maxlite.parallel.mesh import describe_mesh, make_mesh
+from maxlite.parallel.processes import Processes, ProcessLost
 from maxlite.parallel.sharding import (
     batch_sharding,
     batch_shards,
@@ -11,6 +13,9 @@ from maxlite.parallel.sharding import (
 )
 
 __all__ = [
+    "Agreement",
+    "ProcessLost",
+    "Processes",
     "batch_sharding",
     "batch_shards",
     "constrain",

@@ -15,9 +15,11 @@ class Console:
     """Prints lines; with `start`, shows how far the run is and how long it will take.
 
     A reader that is gone (`| head`) or a full disk behind standard output ends the printing, never the training.
+    With `silent`, for all processes of a run but one, it shows nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
+        self._silent = silent
         self._bar: tqdm | None = None
 
     def __enter__(self) -> Self:
@@ -29,7 +31,8 @@ class Console:
 
     def start(self, step: int, last_step: int) -> None:
         """Shows the progress bar, if standard error is a terminal."""
-        self._bar = tqdm(initial=step, total=last_step, unit="step", dynamic_ncols=True, leave=False, disable=None)
+        disable = self._silent or None  # None: where standard error is no terminal
+        self._bar = tqdm(initial=step, total=last_step, unit="step", dynamic_ncols=True, leave=False, disable=disable)
 
     @property
     def shows_bar(self) -> bool:
@@ -43,6 +46,8 @@ class Console:
 
     def line(self, text: str) -> None:
         """Prints a line above the bar; flushed, since a log is read while the run goes on."""
+        if self._silent:
+            return
         try:
             if self.shows_bar:
                 tqdm.write(text, file=sys.stdout)

@@ -26,11 +26,14 @@ class StepCost:
 
 
 class RunLog:
-    """Context manager. Writing never stops training: a failed write is said once, and the run goes on."""
+    """Context manager. Writing never stops training: a failed write is said once, and the run goes on.
+
+    Without a directory, for all processes of a run but one, it writes no files.
+    """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         config: TelemetryConfig,
         console: Console,
         cost: StepCost,
@@ -50,12 +53,13 @@ class RunLog:
         self._open = ExitStack()
         self._file: MetricsFile | None = None
         self._board: TensorBoard | None = None
-        with self._unless_it_fails("metrics.jsonl"):
-            self._file = self._open.enter_context(MetricsFile(directory / "metrics.jsonl", resumed_step))
-            self._last = self._file.last
-        if config.enable_tensorboard:
-            with self._unless_it_fails("tensorboard"):
-                self._board = self._open.enter_context(TensorBoard(directory / "tensorboard"))
+        if directory is not None:
+            with self._unless_it_fails("metrics.jsonl"):
+                self._file = self._open.enter_context(MetricsFile(directory / "metrics.jsonl", resumed_step))
+                self._last = self._file.last
+            if config.enable_tensorboard:
+                with self._unless_it_fails("tensorboard"):
+                    self._board = self._open.enter_context(TensorBoard(directory / "tensorboard"))
         console.start(resumed_step, last_step)
 
     def __enter__(self) -> Self:
@@ -77,10 +81,8 @@ class RunLog:
         left = (self._last_step - done.step) * statistics.median(self._seconds[-100:])
         self._console.line(step_line(record, self._last_step, None if self._console.shows_bar else left))
 
-    def evaluated(self, step: int, loss: float | None) -> None:
-        """Adds a held-out loss to the line of `step`; None, an evaluation that was cut short, is not one."""
-        if loss is None:
-            return
+    def evaluated(self, step: int, loss: float) -> None:
+        """Adds a held-out loss to the line of `step`."""
         self._write({"step": step, "eval_loss": loss})
         self._console.line(f"step {step}/{self._last_step}  held-out loss {loss:.4f}")
 

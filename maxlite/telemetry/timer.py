@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 
 State = TypeVar("State")
-Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,16 @@ class StepTimer:
     def run(
         self,
         step: int,
-        train_step: Callable[[State, Batch], tuple[State, Mapping[str, Any]]],
+        train_step: Callable[..., tuple[State, Mapping[str, Any]]],
         state: State,
-        batch: Batch,
+        *inputs: Any,
     ) -> tuple[State, FinishedStep | None]:
-        """Dispatches a step, then waits for the one before it; the new state and that finished step."""
+        """Dispatches `train_step(state, *inputs)`, then waits for the step before it.
+
+        Returns the new state and that finished step.
+        """
         started = self._clock()
-        state, metrics = train_step(state, batch)
+        state, metrics = train_step(state, *inputs)
         before = self.drain()
         self._in_flight = _InFlight(step, metrics, started, self._watcher.submit(self._when_ready, metrics))
         return state, before

@@ -85,17 +85,17 @@ def make_train_step(
     return train_step
 
 
-def jit_train_step(train_step: TrainStep, shardings: TrainState, batch_sharding: Any) -> Any:
+def jit_train_step(train_step: Callable[..., Any], shardings: TrainState, *input_shardings: Any) -> Any:
     """Jit with the state donated: the new state is written over the old one, which may not be used again.
 
     Args:
-        train_step: from `make_train_step`.
+        train_step: from `make_train_step`, or one around it that takes more than the batch.
         shardings: of the state, from `state_shardings`; the new state has them too.
-        batch_sharding: of every array of the batch.
+        input_shardings: of the batch (every array of it), and of whatever else the step takes.
     """
     return jax.jit(
         train_step,
-        in_shardings=(shardings, batch_sharding),
+        in_shardings=(shardings, *input_shardings),
         out_shardings=(shardings, shardings.step),
         donate_argnums=0,
     )

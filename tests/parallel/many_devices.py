@@ -61,12 +61,12 @@ def train(keys: list[str]) -> dict[str, object]:
         for device in program.mesh.devices.flat
     )
     born_as_planned = [x.sharding for x in leaves] == [x.sharding for x in planned]
-    compiled = program.train_step
+    compiled, flags = program.train_step, program.agreement.to_device({})
     losses = []
     with open_data(program) as data:
         for step in range(1, STEPS + 1):
             old = state
-            state, metrics = compiled(state, program.to_device(shape_targets(data.train_batch(step))))
+            state, metrics = compiled(state, program.to_device(shape_targets(data.train_batch(step))), flags)
             losses.append(float(metrics["loss"]))
     # Token ids are the only int32 arrays of this shape; they should never travel.
     ids = [line for line in compiled.as_text().splitlines() if re.search(rf"= s32\[\d+,\d+,{LENGTH}\]\S* all-", line)]
