@@ -163,6 +163,11 @@ class Peer:
             sys.exit(f"{self.name} failed, see above")
         return json.loads(line)
 
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
     def save(self, directory: Path) -> tuple[float, float]:
         blocked, committed = self._ask(save=str(directory.absolute()))
         return blocked, committed
@@ -207,6 +212,8 @@ def run(megabytes: int, arguments: argparse.Namespace) -> dict[str, Any]:
             figures = measure(program, arguments.directory / f"bench-{os.getpid()}")
             if number > 0:
                 results[program.name].append(figures)
+    for program in programs[4:]:
+        program.close()
     medians = {
         name: {column: statistics.median(figures[column] for figures in rounds) for column in COLUMNS}
         for name, rounds in results.items()

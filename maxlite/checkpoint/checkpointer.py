@@ -66,7 +66,7 @@ class Checkpointer:
         self._held: dict[str, float] = {}  # seconds that the pending save held training, by cause
         self._late = False  # the pending save was said to be late
         self._decided_at = 0.0
-        self._first_step = 0
+        self._resumed_step: int | None = None
         self._stopping = False  # a save failed, and on_save_failure=stop
         self._then: str | None = None  # what follows when the pending save fails; "": the caller raises what failed
         self._agreements = 0
@@ -80,28 +80,34 @@ class Checkpointer:
         # After an error another process may be gone or elsewhere: a save is not waited for longer than it may take.
         self.close()
 
-    def restore_or_init(self, abstract_state: Any, init_fn: Callable[[], Any]) -> tuple[Any, int]:
+    def restore_or_init(
+        self,
+        abstract_state: Any,
+        init_fn: Callable[[], Any],
+        admit: Callable[[Mapping[str, Any]], object] = lambda run: None,
+    ) -> tuple[Any, int]:
         """Returns (state, step): the newest good checkpoint, or else the state to start from, and its step.
 
         `abstract_state` is a tree of `jax.ShapeDtypeStruct`; every array is read straight to the sharding and dtype
         given there (no sharding: the first device), whatever mesh and processes saved it, and may be donated.
         `init_fn` must itself be jitted with these shardings. Leftovers of a killed run are removed first, and damaged
-        checkpoints newer than the one taken are set aside.
+        checkpoints newer than the one taken are set aside. `admit` is given the `metadata` of a checkpoint before its
+        arrays are read, and raises InputError if the run must not go on from it.
 
         Raises InputError if the checkpoint has another structure, or the directory cannot be made or is not the same
         for all processes; RestoreError if checkpoints exist and none is good: a run never starts anew over them.
         """
         found = start.restore_or_init(
-            self.directory, self._config, abstract_state, init_fn, self._peers, self._report, self._record
+            self.directory, self._config, abstract_state, init_fn, self._peers, self._report, self._record, admit
         )
         now = self._clock()
         self.stats.safe_since = self.stats.began = now
         self.saved_metadata = None if found.metadata is None else found.metadata.run
-        self._first_step = found.step
         if self._config.enable_checkpointing:
             self._saver.prepare(named_leaves(found.state))
             self._watch.start()
         if found.resumed:
+            self._resumed_step = found.step
             self.stats.last_committed_step = found.step
             self._policy.resumed(found.step, now)
             if self._config.checkpoint_verify == "full":
@@ -134,10 +140,6 @@ class Checkpointer:
         self._decided_at = self._clock()
         return self._policy.decide(step, votes) and step != self._resumed_step
 
-    def also_due(self, step: int) -> None:
-        """Wants the state after `step` updates saved for a reason of its own (it was evaluated, say)."""
-        self._policy.also_due(step)
-
     def maybe_save(self, step: int, state: Any) -> bool:
         """For one process: saves if a save is due; whether one was started."""
         return self.due(step, self.flags(step)) and self.save(step, state)
@@ -148,7 +150,7 @@ class Checkpointer:
         Returns once the arrays may be donated, or with `async_checkpointing=false` once they are committed.
         Waits for the save being written, if any. The caller sees to it that the state is finite.
         """
-        if not self._config.enable_checkpointing:
+        if not self._config.enable_checkpointing or step == self._resumed_step:
             return False
         began = self._clock()
         waited = max(0.0, began - self._decided_at) if self._decided_at else 0.0
@@ -255,10 +257,6 @@ class Checkpointer:
     def work_at_risk_seconds(self) -> float:
         """Seconds of training that would be lost if the run died now."""
         return self.stats.work_at_risk_seconds(self._clock())
-
-    @property
-    def _resumed_step(self) -> int | None:
-        return self._first_step if self.saved_metadata is not None else None
 
     def _start(self, step: int, state: Any, metrics: Mapping[str, float], waited: float) -> None:
         now = self._clock()

@@ -90,7 +90,9 @@ quiet = _Quiet()
 def _handler(config: CheckpointConfig, *, local: bool = True) -> ocp.PyTreeCheckpointHandler:
     use_ocdbt, gigabytes = config.checkpoint_storage_use_ocdbt, config.checkpoint_storage_concurrent_gb
     # Orbax's own limits, unless one is asked for: with any limit its writes are no longer one transaction.
-    limits = {} if gigabytes is None else {"save_concurrent_gb": gigabytes, "restore_concurrent_gb": gigabytes}
+    limits: dict[str, Any] = {}
+    if gigabytes is not None:
+        limits = {"save_concurrent_gb": gigabytes, "restore_concurrent_gb": gigabytes}
     return ocp.PyTreeCheckpointHandler(
         # A file per array and shard is written faster than a few large ones (benchmarks/NOTES.md), and many small
         # objects are what object stores are slowest with.

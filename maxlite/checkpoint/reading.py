@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -40,6 +40,7 @@ def restore_newest(
     partial: bool = False,
     config: CheckpointConfig | None = None,
     peers: Peers | None = None,
+    admit: Callable[[Mapping[str, Any]], object] = lambda run: None,
 ) -> Restored | None:
     """Restores the newest good step, each array to its sharding and dtype; None if there is no committed step.
 
@@ -47,8 +48,9 @@ def restore_newest(
     arrays that `abstract_state` names are read, for example the parameters alone:
     `restore_newest(path, {"params": abstract_params}, partial=True)`.
 
-    `checkpoint_verify` of `config` says what makes a step good. A damaged step is reported and left as it is, and
-    the next older one is tried. Raises InputError if a readable step has another structure than `abstract_state` or
+    `admit` is given what the run recorded in the step, before its arrays are read, and raises InputError if it will
+    not have it. `checkpoint_verify` of `config` says what makes a step good. A damaged step is reported and left as
+    it is, and the next older one is tried. Raises InputError if a readable step has another structure than `abstract_state` or
     a newer maxlite wrote it, RestoreError if there are committed steps and all are damaged, or if storage or memory
     fails in another way, several times: then the newest step may be good, and an older one would not be the newest
     good one.
@@ -62,7 +64,7 @@ def restore_newest(
     for step in committed:
         step_path = layout.step_path(directory, step)
         try:
-            state, metadata, casts = reading.read(step_path, step, abstract_state, partial, config)
+            state, metadata, casts = reading.read(step_path, step, abstract_state, partial, config, admit)
         except Damage as error:
             damaged[step] = str(error)
         else:
@@ -138,11 +140,18 @@ class _Reading:
         return committed, torn
 
     def read(
-        self, path: epath.Path, step: int, abstract_state: Any, partial: bool, config: CheckpointConfig
+        self,
+        path: epath.Path,
+        step: int,
+        abstract_state: Any,
+        partial: bool,
+        config: CheckpointConfig,
+        admit: Callable[[Mapping[str, Any]], object],
     ) -> tuple[Any, layout.StepMetadata, list[str]]:
         """Reads and checks one step. Raises Damage, InputError or RestoreError, the same on every process."""
         agree = self._agree_on(path, config)
         metadata = agree(lambda: _metadata_of(path, step))
+        agree(lambda: admit(metadata.run))
         state, casts = read_state(path, metadata, abstract_state, partial, config, agree)
         return state, metadata, casts
 

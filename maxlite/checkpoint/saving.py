@@ -10,19 +10,18 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from etils import epath
 
 from maxlite.checkpoint import fingerprint, integrity, layout, orbax_io, storage
+from maxlite.checkpoint.background import in_thread
 from maxlite.checkpoint.errors import PeerError, SaveError, in_words
 from maxlite.checkpoint.keep import KeptStep, Preservation
 from maxlite.checkpoint.peers import Peers
 from maxlite.config import CheckpointConfig, InputError
-
-T = TypeVar("T")
 
 METADATA_ROOM_BYTES = 4 << 20  # what a step takes besides its arrays, generously
 
@@ -62,19 +61,18 @@ class Saver:
         self._kept: dict[int, KeptStep] = {}  # what is known of the steps on storage
         self._attempts = 0
         self._writer: orbax_io.Writer | None = None
-        self._fingerprints: dict[tuple[object, ...], concurrent.futures.Future[jax.stages.Compiled]] = {}
         self._quiet = contextlib.ExitStack()  # from the first writer on
 
     def prepare(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> None:
         """Starts to compile what a save computes, in the background."""
-        self._compiled_fingerprints(abstract)
+        fingerprint.compiled(abstract)
 
     def start(self, arrays: Mapping[str, jax.Array], metadata: layout.StepMetadata) -> Pending:
         """Starts a save; returns once the arrays may be donated. Whatever goes wrong is the result's exception."""
         self._attempts += 1
         started, abandoned = self._clock(), threading.Event()
         # First, and whatever happens to this process's storage: the others compute their part of it too.
-        rows = self._compiled_fingerprints(arrays).result()(tuple(arrays.values()))
+        rows = fingerprint.compiled(arrays).result()(tuple(arrays.values()))
         size = sum(x.nbytes for x in arrays.values())
         target = storage.writing_path(self._directory, metadata.step, self._attempts)
         begun, error = self._clock(), None
@@ -114,15 +112,6 @@ class Saver:
             self._writer.close()
             self._writer = None
         self._quiet.close()
-
-    def _compiled_fingerprints(
-        self, arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]
-    ) -> concurrent.futures.Future[jax.stages.Compiled]:
-        key = tuple((x.shape, x.dtype, x.sharding) for x in arrays.values())
-        if key not in self._fingerprints:
-            job = in_thread("compile-fingerprints", lambda: fingerprint.compile_fingerprints(arrays))
-            self._fingerprints[key] = job
-        return self._fingerprints[key]
 
     def _require_space(self, size: int) -> None:
         free = storage.free_bytes(self._directory) if self._directory.exists() else None
@@ -259,17 +248,3 @@ class _Write(NamedTuple):
     def merge(self, state: epath.Path) -> None:
         assert self.writer is not None
         self.writer.merge(state)
-
-
-def in_thread(name: str, job: Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Runs the job in a thread of its own; a daemon, so that storage that hangs cannot keep the process alive."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(job())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

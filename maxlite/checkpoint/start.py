@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -38,12 +38,13 @@ def restore_or_init(
     peers: Peers,
     report: Callable[[str], None],
     record: Callable[..., None],
+    admit: Callable[[Mapping[str, Any]], object],
 ) -> Start:
     """See `Checkpointer.restore_or_init`."""
     restored = None
     if config.enable_checkpointing:
         _prepare(directory, config, peers)
-        restored = restore_newest(directory, abstract_state, report, config=config, peers=peers)
+        restored = restore_newest(directory, abstract_state, report, config=config, peers=peers, admit=admit)
     elif existing := layout.steps(directory)[0]:
         raise InputError(
             f"enable_checkpointing=false, but {directory} has a checkpoint of step {existing[0]}: the run would start "
@@ -55,7 +56,7 @@ def restore_or_init(
         return Start(_say_casts(restored, report), restored.metadata.step, restored.metadata, resumed=True)
     if config.load_full_state_path is not None:
         restored = _from_elsewhere(
-            "load_full_state_path", config.load_full_state_path, abstract_state, report, config, peers
+            "load_full_state_path", config.load_full_state_path, abstract_state, report, config, peers, admit=admit
         )
         return Start(_say_casts(restored, report), restored.metadata.step, restored.metadata, resumed=False)
     state = init_fn()
@@ -78,13 +79,17 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
     except OSError as raised:
         error = f"checkpoint directory {directory} cannot be used: {in_words(raised)}"
     try:
-        name = peers.exchange("probe", probe.name, error=error, timeout_seconds=config.checkpoint_timeout_seconds)[0]
+        name = peers.exchange(
+            "start/probe", probe.name, error=error, timeout_seconds=config.checkpoint_timeout_seconds
+        )[0]
         missing = not peers.primary and not _appears(directory / name)
         error = (
             f"checkpoint directory {directory} is not shared: this process does not see what process 0 wrote there; "
             "base_output_directory must be one directory for all processes"
         )
-        peers.exchange("probed", error=error if missing else "", timeout_seconds=config.checkpoint_timeout_seconds)
+        peers.exchange(
+            "start/probed", error=error if missing else "", timeout_seconds=config.checkpoint_timeout_seconds
+        )
     except PeerError as raised:
         raise InputError(str(raised)) from raised
     finally:
@@ -122,7 +127,7 @@ def _set_aside(
     except OSError as raised:
         error = f"a damaged checkpoint in {directory} cannot be renamed: {in_words(raised)}"
     try:
-        peers.exchange("set-aside", error=error, timeout_seconds=config.checkpoint_timeout_seconds)
+        peers.exchange("start/set-aside", error=error, timeout_seconds=config.checkpoint_timeout_seconds)
     except PeerError as raised:
         raise InputError(str(raised)) from raised
 
@@ -141,10 +146,9 @@ def _from_elsewhere(
     report: Callable[[str], None],
     config: CheckpointConfig,
     peers: Peers,
-    *,
-    partial: bool = False,
+    **options: Any,
 ) -> Restored:
-    restored = restore_newest(path, abstract, report, config=config, peers=peers, partial=partial)
+    restored = restore_newest(path, abstract, report, config=config, peers=peers, **options)
     if restored is None:
         raise InputError(f"{key}={path}: there is no checkpoint there; name a run, its checkpoints, or one step")
     report(f"{key}: step {restored.metadata.step} of {path}")

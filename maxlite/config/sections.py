@@ -274,21 +274,19 @@ class CheckpointConfig(Section):
 
     def warnings(self, steps: int) -> list[str]:
         """Settings that are allowed and can hardly be meant, one line each; `steps` is the length of the run."""
-        lines = []
         if not self.enable_checkpointing:
             return ["enable_checkpointing=false: nothing of this run will be saved"]
-        continuous = self.enable_continuous_checkpointing
-        only = {
-            "continuous_checkpointing_minimum_interval_secs": self.continuous_checkpointing_minimum_interval_secs,
-            "continuous_checkpointing_max_overhead": self.continuous_checkpointing_max_overhead,
-            "expected_mtbf_hours": self.expected_mtbf_hours,
-        }
-        if self.checkpoint_save_policy is not None:
-            return lines
-        if not continuous:
-            unused = [name for name, value in only.items() if value]
+        lines = []
+        if not self.enable_continuous_checkpointing:
+            only = (
+                "continuous_checkpointing_minimum_interval_secs",
+                "continuous_checkpointing_max_overhead",
+                "expected_mtbf_hours",
+            )
+            unused = [name for name in only if getattr(self, name)]
             lines += [f"{name} has no effect without enable_continuous_checkpointing=true" for name in unused]
-            if self.checkpoint_period > steps and not self.checkpoint_period_seconds:
+            timed = self.checkpoint_period_seconds or self.checkpoint_save_policy
+            if self.checkpoint_period > steps and not timed:
                 lines.append(
                     f"checkpoint_period={self.checkpoint_period} is longer than the run, steps={steps}: nothing is "
                     "saved before its end; a failure would lose all of it"
