@@ -149,7 +149,7 @@ class Orbax:
 class Peer:
     """A program in a process of its own, which answers a JSON line for a JSON line."""
 
-    def __init__(self, name: str, command: list[str], state: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, name: str, command: list[str], state: dict[str, list[int]]) -> None:
         self.name = name
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._ask(shapes=state)

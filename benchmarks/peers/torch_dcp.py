@@ -14,9 +14,9 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch  # type: ignore[missing-import]
+import torch.distributed as dist  # type: ignore[missing-import]
+import torch.distributed.checkpoint as dcp  # type: ignore[missing-import]
 
 
 def main() -> None:
