@@ -63,9 +63,11 @@ class Checkpointer:
         self._saver = Saver(self.directory, config, self._peers, clock)
         self._watch = DirectoryWatch(self.directory)
         self._pending: Pending | None = None
-        self._held: dict[str, float] = {}  # seconds that the pending save held training, by cause
+        self._waited = 0.0  # seconds from the decision for the pending save until its step's result was there
+        self._held = 0.0  # seconds that it held training
+        self._beside = False  # a save was being written at some time since the newest step was observed
         self._late = False  # the pending save was said to be late
-        self._decided_at = 0.0
+        self._decided_at = clock()
         self._resumed_step: int | None = None
         self._stopping = False  # a save failed, and on_save_failure=stop
         self._then: str | None = None  # what follows when the pending save fails; "": the caller raises what failed
@@ -153,13 +155,12 @@ class Checkpointer:
         if not self._config.enable_checkpointing or step == self._resumed_step:
             return False
         began = self._clock()
-        waited = max(0.0, began - self._decided_at) if self._decided_at else 0.0
-        try:
-            self._await_pending()
-            self._start(step, state, metrics or {}, waited)
-            return True if self._config.async_checkpointing else self._await_pending()
-        finally:
-            self._hold("save", self._clock() - began)
+        self._await_pending()
+        self._start(step, state, metrics or {}, waited=began - self._decided_at)
+        self._held = self._clock() - began
+        committed = self._config.async_checkpointing or self._await_pending()
+        self.stats.blocked_seconds += self._clock() - began
+        return committed
 
     def save_final(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         """Commits `state`, the last of a finished run, and reads it back: storage holds these very bits.
@@ -178,7 +179,7 @@ class Checkpointer:
             for left in reversed(range(FINAL_ATTEMPTS)):
                 self._then = "trying again at once" if left else ""
                 if not committed:
-                    self._start(step, state, metrics or {}, 0.0)
+                    self._start(step, state, metrics or {}, waited=0.0)
                     self._await_pending()
                     committed = self._all_have(step)
                 problem = self._verify(step, state) if committed else self.stats.last_failure
@@ -190,12 +191,15 @@ class Checkpointer:
             self.stats.blocked_seconds += self._clock() - began
         raise SaveError(f"the final state, step {step}, is not saved in {self.directory}: {problem}")
 
-    def save_preempted(self, step: int, state: Any, grace_seconds: float) -> int:
+    def save_preempted(self, step: int, state: Any, grace_seconds: float) -> int | None:
         """Commits `state`, or a recent enough one that is being written, within the grace; the step that is safe.
 
-        `policy.finish_or_save` says which. Raises SaveError if neither is committed in time.
+        `policy.finish_or_save` says which. None if checkpointing is off. Raises SaveError if neither is committed in
+        time.
         """
-        if not self._config.enable_checkpointing or self._all_have(step):
+        if not self._config.enable_checkpointing:
+            return None
+        if self._all_have(step):
             return step
         deadline = self._clock() + grace_seconds
         what = max(LastSave(int(text)) for text in self._agree(str(int(self._last_save(grace_seconds)))))
@@ -207,7 +211,7 @@ class Checkpointer:
                 done = pending.step if self._all_have(pending.step) else None
                 if done is not None and (what == LastSave.FINISH or done == step):
                     return done
-            self._start(step, state, {}, 0.0)
+            self._start(step, state, {}, waited=0.0)
             self._await_pending(deadline - self._clock())
             if self._all_have(step):
                 return step
@@ -235,7 +239,7 @@ class Checkpointer:
 
     def observe_step(self, seconds: float) -> None:
         """A step took `seconds`, what saves held it for left out: tells the cost of saving beside the training."""
-        saving = self._pending is not None
+        saving, self._beside = self._beside, self._pending is not None
         self.stats.observe_step(seconds, saving)
         self._policy.pacing.observe_step(seconds, saving)
         if line := self._policy.pacing.changed():
@@ -265,12 +269,8 @@ class Checkpointer:
         metadata = layout.StepMetadata(
             step, time.time(), self.stats.last_committed_step, array_infos(arrays), dict(metrics), self._metadata
         )
-        self._held, self._late = {"wait": waited}, False
+        self._waited, self._held, self._late, self._beside = waited, 0.0, False, True
         self._pending = self._saver.start(arrays, metadata)
-
-    def _hold(self, cause: str, seconds: float) -> None:
-        self._held[cause] = self._held.get(cause, 0.0) + seconds
-        self.stats.blocked_seconds += seconds
 
     def _last_save(self, grace_seconds: float) -> LastSave:
         pending, usual = self._pending, self._usual_seconds()
@@ -343,12 +343,12 @@ class Checkpointer:
             pending.step,
             pending.started,
             committed.at,
-            wait_seconds=self._held.get("wait", 0.0),
+            wait_seconds=self._waited,
             device_to_host_seconds=pending.device_to_host_seconds,
             write_seconds=committed.write_seconds,
             digest_seconds=committed.digest_seconds,
             commit_seconds=committed.commit_seconds,
-            blocked_seconds=sum(self._held.values()),
+            blocked_seconds=self._held,
             bytes=pending.bytes,
         )
         self._policy.committed(self._clock())
