@@ -67,7 +67,7 @@ def test_directory_replaced_by_a_file_then_back(make, toy, same, clock):
         checkpointer.maybe_save(1, toy.after(1))
         if checkpointer._pending is not None:
             checkpointer._pending.result.exception(60)
-        assert not checkpointer.due(2)
+        assert not checkpointer.maybe_save(2, toy.after(2))
         assert checkpointer.stats.failed == 1
         assert len(make.lines) == 1
         with pytest.raises(SaveError):

@@ -1,6 +1,7 @@
 """Round trips through Orbax, and what happens when storage holds something else than good checkpoints."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -28,6 +29,10 @@ def restore(make, toy, **keys):
 
 def listing(directory):
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def below(root, path):
+    return [str(path.relative_to(root)), *(str(inner.relative_to(root)) for inner in path.rglob("*"))]
 
 
 def damage(directory, step):
@@ -100,14 +105,19 @@ def test_what_is_not_a_checkpoint_is_ignored_and_left_alone(make, toy, same):
     leftovers = [root / "3.orbax-checkpoint-tmp", root / "4.orbax-checkpoint-tmp-123", root / "0.deleting"]
     for leftover in leftovers:
         (leftover / "state").mkdir(parents=True)
+    restored = restore_newest(root, toy.abstract(), make.lines.append)
+    assert restored.metadata.step == 2
+    assert restored.damaged == (9, 8)
+    assert listing(root) == sorted([*before, *(name for leftover in leftovers for name in below(root, leftover))])
+    assert make.lines == [
+        f"checkpoint {root / '9'} is damaged: it has no commit marker",
+        f"checkpoint {root / '8'} is damaged: it has no commit marker",
+        "falling back to step 2: 7 steps are lost to the damage",
+    ]
     state, step = restore(make, toy)
     assert step == 2
     same(state, toy.after(2))
-    assert listing(root) == before
-    assert make.lines == [f"ignoring steps 9, 8 in {root}: no commit marker"]
-    save_steps(make, toy, 8)
-    assert (root / "8.set-aside-1" / "state").is_dir()
-    same(restore(make, toy)[0], toy.after(8))
+    assert listing(root) == sorted(re.sub(r"^([89])(?=/|$)", r"\1.set-aside-1", name) for name in before)
 
 
 @pytest.mark.parametrize("what", ["data", "metadata", "all arrays", "copy"])
@@ -125,12 +135,18 @@ def test_damaged_newest_step_falls_back_and_says_so(make, toy, same, what):
             shutil.rmtree(newest)
             shutil.copytree(make.directory / "4", newest)
     before = listing(make.directory)
+    restored = restore_newest(make.directory, toy.abstract(), make.lines.append)
+    assert restored.damaged == (6,)
+    assert listing(make.directory) == before
     state, step = restore(make, toy)
     assert step == 4
     same(state, toy.after(4))
-    assert listing(make.directory) == before
-    assert f"checkpoint {newest} cannot be read and is skipped: " in make.lines[0]
-    assert make.lines[1] == "falling back to step 4: 2 steps are lost to the damage"
+    assert listing(make.directory) == sorted(re.sub(r"^6(?=/|$)", "6.set-aside-1", name) for name in before)
+    assert make.lines[:2] == make.lines[2:4]
+    assert make.lines[2].startswith(f"checkpoint {newest} is damaged: ")
+    assert make.lines[3] == "falling back to step 4: 2 steps are lost to the damage"
+    assert make.lines[4].startswith(f"checkpoint {newest} was renamed to 6.set-aside-1; ")
+    assert [kind for kind, _ in make.events[-2:]] == ["checkpoint_damaged", "restored"]
 
 
 def test_damaged_step_is_never_counted_deleted_or_overwritten(make, toy, same):
@@ -139,9 +155,10 @@ def test_damaged_step_is_never_counted_deleted_or_overwritten(make, toy, same):
     with make(max_num_checkpoints_to_keep=1) as checkpointer:
         checkpointer.restore_or_init(toy.abstract(), toy.init)
         checkpointer.save_final(5, toy.after(5))
-        assert sorted(path.name for path in make.directory.iterdir()) == ["5", "6"]
+        # Step 4 was read and found good; when 5 was committed, 5 was not yet.
+        assert sorted(path.name for path in make.directory.iterdir()) == ["4", "5", "6.set-aside-1"]
         checkpointer.save_final(6, toy.after(6))
-    assert sorted(path.name for path in make.directory.iterdir()) == ["6", "6.set-aside-1"]
+    assert sorted(path.name for path in make.directory.iterdir()) == ["5", "6", "6.set-aside-1"]
     state, step = restore(make, toy)
     assert step == 6
     same(state, toy.after(6))
@@ -152,7 +169,7 @@ def test_no_good_step_is_an_error_and_nothing_is_changed(make, toy):
     damage(make.directory, 4)
     damage(make.directory, 6)
     before = listing(make.directory)
-    with pytest.raises(RestoreError, match=r"none of the 2 checkpoints .*\(steps 6, 4\); nothing was changed"):
+    with pytest.raises(RestoreError, match=r"none of the 2 .* nothing was changed\. step 6: .*; step 4: "):
         restore(make, toy)
     assert listing(make.directory) == before
 
@@ -161,14 +178,14 @@ def test_another_structure_is_refused_with_the_first_differing_paths(make, toy):
     save_steps(make, toy, 1)
     abstract = toy.abstract()
     abstract.params["w"] = jax.ShapeDtypeStruct((4, 7), jnp.bfloat16)
-    abstract.params["b"] = jax.ShapeDtypeStruct((40_000,), jnp.float16)
+    abstract.params["b"] = jax.ShapeDtypeStruct((40_000,), jnp.int32)
     abstract.params["new"] = jax.ShapeDtypeStruct((2,), jnp.float32)
     del abstract.opt[0]["mu"]["w"]
     with make() as checkpointer, pytest.raises(InputError) as caught:
         checkpointer.restore_or_init(abstract, toy.init)
     assert caught.value.problems[1:-1] == (
         "  opt/0/mu/w: checkpoint float32[4,6], this run has none",
-        "  params/b: checkpoint float32[40000], this run float16[40000]",
+        "  params/b: checkpoint float32[40000], this run int32[40000]",
         "  params/new: checkpoint has none, this run float32[2]",
         "  params/w: checkpoint bfloat16[4,6], this run bfloat16[4,7]",
     )
@@ -189,11 +206,38 @@ def test_parameters_alone_can_be_read(make, toy, same):
     assert restore_newest(make.directory / "nothing", wanted) is None
 
 
-def test_checkpointing_off_says_what_it_does_not_use(make, toy):
+def test_checkpointing_off_does_not_start_anew_over_checkpoints(make, toy):
     save_steps(make, toy, 5)
-    _, step = restore(make, toy, enable_checkpointing=False)
-    assert step == 0
-    assert make.lines == [f"enable_checkpointing=false: checkpoint 5 in {make.directory} is not used"]
+    with pytest.raises(InputError, match=r"enable_checkpointing=false, but .* has a checkpoint of step 5"):
+        restore(make, toy, enable_checkpointing=False)
+
+
+def test_newest_verified_step_stays_besides_the_newest(make, toy):
+    save_steps(make, toy, 2)
+    with make(max_num_checkpoints_to_keep=2) as checkpointer:
+        checkpointer.restore_or_init(toy.abstract(), toy.init)
+        for step in (3, 4, 5):
+            checkpointer.save(step, toy.after(step))
+            checkpointer.wait()
+        assert sorted(path.name for path in make.directory.iterdir()) == ["2", "4", "5"]
+        checkpointer.save_final(6, toy.after(6))
+        checkpointer.save(7, toy.after(7))
+        checkpointer.wait()
+    assert sorted(path.name for path in make.directory.iterdir()) == ["6", "7"]
+
+
+def test_floating_dtypes_are_cast_and_said(make, toy):
+    save_steps(make, toy, 3)
+    abstract = toy.abstract()
+    abstract.params["b"] = jax.ShapeDtypeStruct((40_000,), jnp.bfloat16)
+    abstract.params["w"] = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+    with make() as checkpointer:
+        state, _ = checkpointer.restore_or_init(abstract, toy.init)
+    for name in "wb":
+        wanted = toy.after(3).params[name].astype(abstract.params[name].dtype)
+        np.testing.assert_array_equal(state.params[name], wanted)
+        assert state.params[name].dtype == wanted.dtype
+    assert make.lines == ["changed dtype on the way in: params/b: float32[40000] -> bfloat16 and 1 more arrays"]
 
 
 def test_state_that_cannot_be_named_is_refused(make):
