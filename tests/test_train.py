@@ -96,23 +96,19 @@ def test_a_run_ends_with_its_state_saved_its_metrics_on_file_and_the_way_on(make
     assert committed(run)[0] == 20
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_cut_twice_is_bitwise_the_run_never_cut(make_run, how):
+def test_a_run_interrupted_twice_is_bitwise_the_run_never_interrupted(make_run):
     arguments = ["steps=400", "eval_interval=100", "lr_schedule_type=cosine", *CONTINUOUS]
     whole, cut = make_run("whole"), make_run("cut")
     whole.train(*arguments)
     for step in (60, 220):
         process = cut.start(*arguments)
         wait_for_step(cut, process, step)
-        process.send_signal(how)
+        process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=120)
-        if how == signal.SIGKILL:
-            assert process.returncode == -signal.SIGKILL
-        else:
-            assert process.returncode == 5, output
-            assert "saving after this step" in output
-            assert f"step {committed(cut)[0]} is saved" in output
-            assert f"final step       {committed(cut)[0]} of 400" in output
+        assert process.returncode == 5, output
+        assert "saving after this step" in output
+        assert f"step {committed(cut)[0]} is saved" in output
+        assert f"final step       {committed(cut)[0]} of 400" in output
         assert 0 < committed(cut)[0] < 400, "the cut came too late to prove anything"
     assert "resuming from step" in cut.train(*arguments)
     assert state_bytes(cut, 400) == state_bytes(whole, 400)
@@ -135,12 +131,11 @@ def test_a_run_done_in_two_parts_with_fixed_saves_and_accumulation_is_the_same(m
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 0.9, 1.2, 1.5, 2.0])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_start_leaves_with_its_own_status(make_run, number, seconds):
+def test_an_interrupt_during_the_start_leaves_with_its_own_status(make_run, seconds):
     run = make_run("a")
     process = run.start("steps=100000000", "eval_steps=0")
     time.sleep(seconds)  # wherever that is: in an import, reading text, compiling
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 5, output
     assert "Traceback" not in output
