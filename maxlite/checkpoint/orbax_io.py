@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ def _from_orbax(record: logging.LogRecord) -> bool:
     return record.levelno <= logging.ERROR and record.pathname.startswith(_ORBAX)
 
 
+def _not_retrieved(record: logging.LogRecord) -> bool:
+    """Whether asyncio says that a part of one of Orbax's operations failed after another part had failed it."""
+    if not record.exc_info or "exception was never retrieved" not in record.getMessage():
+        return False
+    frames = traceback.walk_tb(record.exc_info[2])
+    return any(frame.f_code.co_filename.startswith(_ORBAX) for frame, _ in frames)
+
+
 class _Quiet:
     """Drops Orbax's log while at least one `with quiet:` is open, and what its failed operations print late.
 
@@ -56,6 +65,7 @@ class _Quiet:
             self._open += 1
             if self._open == 1:
                 logging.getLogger("absl").addFilter(self._filter)
+                logging.getLogger("asyncio").addFilter(self._late_filter)
                 if sys.unraisablehook != self._hook:
                     self._previous, sys.unraisablehook = sys.unraisablehook, self._hook
 
@@ -66,15 +76,20 @@ class _Quiet:
             self._open -= 1
             if self._open == 0:
                 logging.getLogger("absl").removeFilter(self._filter)
+                if not self._failed:
+                    logging.getLogger("asyncio").removeFilter(self._late_filter)
                 if sys.unraisablehook == self._hook and not self._failed:  # not someone else's
                     sys.unraisablehook = self._previous
 
     def failed(self) -> None:
-        """An operation failed: the hook stays, as its other reads and writes end at a time no one knows."""
+        """An operation failed: what it prints late stays dropped, as its other parts end at a time no one knows."""
         self._failed = True
 
     def _filter(self, record: logging.LogRecord) -> bool:
         return not _from_orbax(record)
+
+    def _late_filter(self, record: logging.LogRecord) -> bool:
+        return not _not_retrieved(record)
 
     def _hook(self, unraisable: Any) -> None:
         late_write = unraisable.object is None and str(unraisable.exc_value) == "Event loop is closed"
