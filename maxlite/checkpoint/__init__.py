@@ -2,6 +2,7 @@
 
 from maxlite.checkpoint.checkpointer import Checkpointer
 from maxlite.checkpoint.errors import CheckpointError, RestoreError, SaveError
+from maxlite.checkpoint.loading import load_arrays
 from maxlite.checkpoint.peers import Peers
 from maxlite.checkpoint.reading import Restored, check_step, restore_newest
 from maxlite.checkpoint.stats import Commit, Interval, SaveStats
@@ -17,5 +18,6 @@ __all__ = [
     "SaveError",
     "SaveStats",
     "check_step",
+    "load_arrays",
     "restore_newest",
 ]

@@ -1,0 +1,128 @@
+"""Compares the arrays of two steps, one array of each in memory at a time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+
+from maxlite.checkpoint import fingerprint, integrity, layout, orbax_io
+from maxlite.checkpoint.errors import Damage, RestoreError
+from maxlite.checkpoint.faults import patiently, why
+from maxlite.checkpoint.tree import ArrayInfo, array_infos, differences
+from maxlite.config import InputError
+
+CHUNK = 1 << 20  # elements compared at once, so that float64 copies take no memory to speak of
+
+_fingerprint = jax.jit(fingerprint.fingerprint)
+
+
+class Comparison(NamedTuple):
+    """How one array differs between two steps."""
+
+    name: str
+    a: ArrayInfo | None  # None: the step has no such array
+    b: ArrayInfo | None
+    equal: bool  # bit for bit, of the same shape and dtype
+    max_abs: float | None  # max |a - b|; None: not comparable
+    relative: float | None  # |a - b| / |a|, Euclidean norms
+
+    def to_json(self) -> dict[str, Any]:
+        """For `diff --json`; what is not finite is null."""
+        kinds = {side: info and {"shape": list(info.shape), "dtype": info.dtype} for side, info in self._sides()}
+        numbers = {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in (("max_abs", self.max_abs), ("relative", self.relative))
+        }
+        return {"name": self.name, "equal": self.equal, **kinds, **numbers}
+
+    def _sides(self) -> tuple[tuple[str, ArrayInfo | None], ...]:
+        return (("a", self.a), ("b", self.b))
+
+
+class Step:
+    """A committed step whose arrays are read by name, each proved to be what was saved.
+
+    Raises RestoreError if it is damaged or cannot be read now, InputError if a newer maxlite wrote it.
+    """
+
+    def __init__(self, path: epath.Path, report: Callable[[str], None]) -> None:
+        self.path = path
+        self._report = report
+        self.metadata, self._record = self._checked(self._open)
+
+    def read(self, name: str) -> jax.Array:
+        """The array, on the first device. Raises RestoreError."""
+        info = self.metadata.arrays[name]
+        return self._checked(functools.partial(self._read, name, info))
+
+    def _open(self) -> tuple[layout.StepMetadata, integrity.Record]:
+        if not layout.is_committed(self.path):
+            raise Damage("it has no commit marker")
+        record = integrity.read(self.path)
+        integrity.require_files(self.path, record)
+        return layout.read_metadata(self.path), record
+
+    def _read(self, name: str, info: ArrayInfo) -> jax.Array:
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        wanted = {name: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=device)}
+        found = orbax_io.read_arrays(self.path / layout.STATE, wanted)
+        if problems := differences(array_infos(found), array_infos(wanted)):
+            raise Damage(f"arrays differ from their metadata: {'; '.join(problems)}")
+        integrity.require_arrays(self._record, {name: fingerprint.of_one(_fingerprint(found[name]))})
+        return found[name]
+
+    def _checked(self, read: Callable[[], Any]) -> Any:
+        try:
+            return patiently(f"checkpoint {self.path}", read, self._report)
+        except (InputError, RestoreError):
+            raise
+        except Exception as error:  # damage, of all kinds
+            raise RestoreError(f"checkpoint {self.path} is damaged: {why(error)}") from error
+
+
+def compare(a: Step, b: Step) -> Iterator[Comparison]:
+    """One comparison per array of either step, in the order of `a`. Raises RestoreError."""
+    in_a, in_b = a.metadata.arrays, b.metadata.arrays
+    for name in dict.fromkeys([*in_a, *in_b]):
+        kinds = in_a.get(name), in_b.get(name)
+        if kinds[0] is None or kinds[1] is None or kinds[0].shape != kinds[1].shape:
+            yield Comparison(name, *kinds, equal=False, max_abs=None, relative=None)
+        else:
+            left, right = np.asarray(a.read(name)), np.asarray(b.read(name))
+            same = left.dtype == right.dtype and same_bits(left, right)
+            yield Comparison(name, *kinds, same, *((0.0, 0.0) if same else distances(left, right)))
+
+
+def distances(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """max |a - b|, and |a - b| / |a| in Euclidean norms; arrays of the same shape, computed in float64 (complex128).
+
+    Elements that are equal, and NaNs on both sides, are no distance; a NaN or infinity on one side makes it not
+    finite. The second is infinite if a is 0 and b is not.
+    """
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    largest = square = square_a = 0.0
+    a, b = a.reshape(-1), b.reshape(-1)
+    for start in range(0, a.size, CHUNK):
+        x, y = (side[start : start + CHUNK].astype(wide) for side in (a, b))
+        with np.errstate(invalid="ignore", over="ignore"):
+            same = (x == y) | (np.isnan(x) & np.isnan(y))
+            distance = np.where(same, 0.0, np.abs(x - y))
+            largest = float(np.maximum(largest, distance.max()))  # NaN stays NaN
+            square += float(np.sum(distance**2))
+            square_a += float(np.sum(np.abs(x) ** 2))
+    if square == 0:
+        return largest, 0.0
+    return largest, math.sqrt(square) / math.sqrt(square_a) if square_a else math.inf
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of the same shape and dtype are equal bit for bit; a NaN may equal a NaN, 0.0 is not -0.0."""
+    x, y = (np.ascontiguousarray(side).reshape(-1).view(np.dtype(np.uint8)) for side in (a, b))
+    starts = range(0, x.size, CHUNK)
+    return all(np.array_equal(x[start : start + CHUNK], y[start : start + CHUNK]) for start in starts)
