@@ -160,3 +160,31 @@ def storage(monkeypatch):
     monkeypatch.setattr(orbax_io, "Writer", Writer)
     monkeypatch.setattr(orbax_io, "read_arrays", fake.read_arrays)
     return fake
+
+
+class FakeStore:
+    """The key-value store of jax's coordination service, for processes that are threads of one."""
+
+    def __init__(self):
+        self.texts = {}
+        self._lock = threading.Lock()
+
+    def key_value_set(self, key, value):
+        with self._lock:
+            if key in self.texts:
+                raise ValueError(f"ALREADY_EXISTS: {key}")
+            self.texts[key] = value
+
+    def key_value_dir_get(self, prefix):
+        assert prefix.endswith("/")
+        with self._lock:
+            return [(key, value) for key, value in self.texts.items() if key.startswith(prefix)]
+
+    def key_value_delete(self, key):
+        with self._lock:
+            del self.texts[key]
+
+
+@pytest.fixture
+def store():
+    return FakeStore()
