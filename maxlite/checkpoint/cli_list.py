@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from maxlite.checkpoint.cli_text import count, duration, size, table
+from maxlite.checkpoint.cli_text import count, duration, json_number, size, table
 from maxlite.checkpoint.inventory import Entry, State, find, nothing_in, survey
 
 METRICS = ("loss", "eval_loss")
@@ -40,7 +40,7 @@ def to_json(entry: Entry) -> dict[str, Any]:
         "state": str(entry.state),
         "problem": entry.problem or None,
         "parent_step": entry.parent_step,
-        "metrics": dict(entry.metrics),
+        "metrics": {name: json_number(value) for name, value in entry.metrics.items()},
         "path": str(entry.path),
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from maxlite.checkpoint import layout
-from maxlite.checkpoint.cli_text import duration, moment, size, table
+from maxlite.checkpoint.cli_text import duration, json_number, moment, size, table
 from maxlite.checkpoint.errors import Damage
 from maxlite.checkpoint.inventory import Entry, State, find_step, inspect
 from maxlite.config import Config, InputError
@@ -73,7 +73,7 @@ def to_json(entry: Entry, problem: str, mesh: str | None, arrays: list[Array]) -
         "parent_step": entry.parent_step,
         "verified": not problem,
         "problem": problem or None,
-        "metrics": dict(entry.metrics),
+        "metrics": {name: json_number(value) for name, value in entry.metrics.items()},
         "mesh": mesh,
         "run": entry.metadata.run,
         "arrays": [array._asdict() for array in arrays],

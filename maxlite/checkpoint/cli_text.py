@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -35,6 +36,11 @@ def moment(created: float) -> str:
 def count(number: int, one: str, more: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number:,} {one if number == 1 else more}"
+
+
+def json_number(value: float | None) -> float | None:
+    """The value; None for NaN and infinities, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def table(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from maxlite.checkpoint import fingerprint, integrity, layout, orbax_io
+from maxlite.checkpoint.cli_text import json_number
 from maxlite.checkpoint.errors import Damage, RestoreError
 from maxlite.checkpoint.faults import patiently, why
 from maxlite.checkpoint.tree import ArrayInfo, array_infos, differences
@@ -34,15 +35,14 @@ class Comparison(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """For `diff --json`; what is not finite is null."""
-        kinds = {side: info and {"shape": list(info.shape), "dtype": info.dtype} for side, info in self._sides()}
-        numbers = {
-            name: value if value is not None and math.isfinite(value) else None
-            for name, value in (("max_abs", self.max_abs), ("relative", self.relative))
+        return {
+            "name": self.name,
+            "equal": self.equal,
+            "a": self.a and {"shape": list(self.a.shape), "dtype": self.a.dtype},
+            "b": self.b and {"shape": list(self.b.shape), "dtype": self.b.dtype},
+            "max_abs": json_number(self.max_abs),
+            "relative": json_number(self.relative),
         }
-        return {"name": self.name, "equal": self.equal, **kinds, **numbers}
-
-    def _sides(self) -> tuple[tuple[str, ArrayInfo | None], ...]:
-        return (("a", self.a), ("b", self.b))
 
 
 class Step:

@@ -61,6 +61,8 @@ def find(path: str) -> tuple[epath.Path, int | None]:
         exists = where.exists()
     except ImportError as error:  # the file system of a URL is an optional package
         raise InputError(f"{path}: {error}") from error
+    except KeyError as error:  # how etils.epath says it
+        raise InputError(f"{path}: no such kind of storage; use a local path, gs:// or s3://") from error
     if not exists:
         there = layout.steps(where.parent)[0] if where.name.isdecimal() else []
         has = f"; steps there: {shown(there)}" if there else ""

@@ -50,20 +50,19 @@ def load_arrays(
     wanted = only if step is None else step
     metadata = _newest_metadata(directory, wanted, os.fspath(path))
     above = prefix.strip("/")
-    names = [name for name in metadata.arrays if not above or name == above or name.startswith(f"{above}/")]
-    if not names:
-        raise _no_such_name(above, metadata)
     abstract = {
         name: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding)
         for name, info in metadata.arrays.items()
-        if name in names
+        if not above or name == above or name.startswith(f"{above}/")
     }
+    if not abstract:
+        raise _no_such_name(above, metadata)
     source = directory if wanted is None else layout.step_path(directory, wanted)
     restored = restore_newest(source, nested(abstract), partial=True)
     if restored is None:
         raise RestoreError(f"{source} was deleted while it was being read")
     arrays = named_leaves(restored.state)
-    return {name: arrays[name] for name in names}
+    return {name: arrays[name] for name in abstract}
 
 
 def _newest_metadata(directory: epath.Path, only: int | None, path: str) -> layout.StepMetadata:

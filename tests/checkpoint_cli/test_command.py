@@ -61,6 +61,12 @@ def test_no_such_place_is_one_line(tmp_path, cli, command, more):
         assert len(err.splitlines()) == 1
 
 
+def test_unknown_kind_of_storage_is_one_line(cli):
+    status, out, err = cli("list", "ftpp://host/run")
+    assert (status, out) == (2, "")
+    assert err == "error: ftpp://host/run: no such kind of storage; use a local path, gs:// or s3://\n"
+
+
 def test_step_that_is_not_there_names_those_that_are(run, cli):
     for command in (["diff", run.step(10)], ["show"]):
         status, _, err = cli(*command, run.step(11))

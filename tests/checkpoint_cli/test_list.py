@@ -126,6 +126,14 @@ def test_step_of_a_newer_format_is_listed_with_what_to_do(run, cli_json):
     assert "use a newer maxlite" in entries[0]["problem"]
 
 
+def test_metric_that_is_not_finite_is_null(run, cli, cli_json):
+    file = run.step(30) / "metadata" / "metadata.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "metrics": {"loss": float("nan")}}))
+    assert cli_json("list", run.directory)[1][0]["metrics"] == {"loss": None}
+    assert cli_json("show", run.directory)[1]["metrics"] == {"loss": None}
+    assert " nan " in cli("list", run.directory)[1]
+
+
 def test_step_that_a_run_deletes_meanwhile_is_left_out(run, monkeypatch):
     read = integrity.read
 
