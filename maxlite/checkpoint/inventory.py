@@ -56,8 +56,8 @@ def find(path: str) -> tuple[epath.Path, int | None]:
 
     Raises InputError if there is no such directory, OSError if storage does not tell.
     """
-    where = storage.absolute(path)
     try:
+        where = storage.absolute(path)
         exists = where.exists()
     except ImportError as error:  # the file system of a URL is an optional package
         raise InputError(f"{path}: {error}") from error
