@@ -116,7 +116,7 @@ def main() -> None:
         for mode, run in runs.items():
             results[mode].append(figures(run, ideal, arguments))
 
-    medians = {
+    medians: dict[str, dict[str, Any]] = {
         mode: {
             name: None if rounds[0][name] is None else statistics.median(figures[name] for figures in rounds)
             for name in rounds[0]
@@ -127,11 +127,11 @@ def main() -> None:
     print(f"{arguments.steps} steps, {arguments.rounds} rounds, a failure every {arguments.mtbf_minutes:g} minutes")
     print(f"{'':18}{'median step':>12}{'mean step':>20}{'saves':>7}{'P50':>7}{'P90':>7}{'lost':>8}{'goodput':>9}")
     for mode, row in medians.items():
-        slower = row["mean_step_seconds"] / quiet["mean_step_seconds"] - 1
+        slower = f"({row['mean_step_seconds'] / quiet['mean_step_seconds'] - 1:+.1%})"
         p50, p90 = ("-" if row[name] is None else f"{row[name]:.0f}" for name in ("interval_p50", "interval_p90"))
         print(
-            f"{mode:18}{row['step_seconds']:10.3f} s{row['mean_step_seconds']:10.3f} s ({slower:+.1%}){row['saves']:7.0f}"
-            f"{p50:>7}{p90:>7}{row['steps_lost']:8.1f}{row['goodput']:9.1%}"
+            f"{mode:18}{row['step_seconds']:10.3f} s{row['mean_step_seconds']:10.3f} s {slower}"
+            f"{row['saves']:7.0f}{p50:>7}{p90:>7}{row['steps_lost']:8.1f}{row['goodput']:9.1%}"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps({"medians": medians, "rounds": results}, indent=1))

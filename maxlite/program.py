@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from maxlite.config import Config, InputError, ModelConfig
+from maxlite.config import Config, ModelConfig
 from maxlite.data import Batch, Dataset, open_dataset
 from maxlite.model import (
     AttentionChoice,
@@ -122,14 +122,27 @@ class Program:
     rows: int
     eval_rows: int
 
+    def compile(self) -> None:
+        """Compiles what the steps will call, so that no step's time has it in."""
+        _ = self.train_step
+        if self.config.telemetry.eval_steps != 0:
+            _ = self.compiled_eval_step
+
     @cached_property
     def train_step(self) -> Any:
-        """The compiled train step. Compiled when first asked for, so that no step's time has it in."""
-        shape = jax.ShapeDtypeStruct(
-            (self.rows, self.config.data.max_target_length), jnp.int32, sharding=self.batch_sharding
-        )
-        batch, flags = dict.fromkeys(BATCH_KEYS, shape), self.agreement.to_device({})
-        return self.jitted_train_step.lower(self.abstract_state, batch, flags).compile()
+        """The compiled train step."""
+        inputs = self._abstract_batch(self.rows), self.agreement.to_device({})
+        return self.jitted_train_step.lower(self.abstract_state, *inputs).compile()
+
+    @cached_property
+    def compiled_eval_step(self) -> Any:
+        """The compiled eval step."""
+        inputs = self._abstract_batch(self.eval_rows), self.agreement.to_device({})
+        return self.eval_step.lower(self.abstract_state.params, *inputs).compile()
+
+    def _abstract_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (rows, self.config.data.max_target_length)
+        return dict.fromkeys(BATCH_KEYS, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding))
 
     @property
     def cost(self) -> StepCost:
@@ -154,7 +167,7 @@ class Program:
         losses, targets = [], []
         for batch in batches:
             own = self.agreement.to_device(flags())
-            sums, reduced = jax.device_get(self.eval_step(state.params, self.to_device(batch), own))
+            sums, reduced = jax.device_get(self.compiled_eval_step(state.params, self.to_device(batch), own))
             losses.append(float(sums.loss_sum))
             targets.append(float(sums.num_targets))
             if self.agreement.agreed(flags(), reduced)["stop"]:
@@ -236,51 +249,12 @@ def open_data(program: Program) -> Dataset:
     )
 
 
-# What decides the sequence of batches.
-DATA_KEYS = (
-    "dataset_type",
-    "text_files",
-    "eval_text_files",
-    "eval_fraction",
-    "text_column",
-    "tokenizer_type",
-    "tokenizer_path",
-    "max_target_length",
-    "data_shuffle_seed",
-    "enable_data_shuffling",
-)
-
-
 def run_metadata(program: Program, data: Dataset) -> dict[str, Any]:
     """What every checkpoint says about the run that made it."""
     return {
         "config": program.config.flat(),
         "data_fingerprint": data.fingerprint,
         "global_batch_size": program.rows,
+        "mesh": {**program.mesh.shape, "processes": jax.process_count()},
         "versions": {name: version(name) for name in ("maxlite", "jax", "flax", "optax", "orbax-checkpoint", "grain")},
     }
-
-
-def require_same_data(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Refuses to go on with other batches than those the checkpoint's run would have seen.
-
-    Raises:
-        InputError: the fingerprint of the data differs.
-    """
-    if saved is None or saved.get("data_fingerprint") == now["data_fingerprint"]:
-        return
-    if not saved.keys() >= now.keys():
-        raise InputError("the checkpoint does not say which data it was made with; use another run_name")
-    changed = [
-        f"{key}: {saved['config'].get(key)} -> {now['config'][key]}"
-        for key in DATA_KEYS
-        if saved["config"].get(key) != now["config"][key]
-    ]
-    before, rows = saved["global_batch_size"], now["global_batch_size"]
-    if before != rows:
-        fits = now["config"]["per_device_batch_size"] * before / rows
-        changed.append(f"global batch: {before} -> {rows} sequences; per_device_batch_size={fits:g} keeps {before}")
-    raise InputError(
-        f"the checkpoint was made with other data ({'; '.join(changed) or 'the text itself, or a library, changed'}), "
-        "where its step is another place. Restore what changed, or use another run_name"
-    )

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+import sys
+import time
+from collections.abc import Callable, Generator
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_SECONDS = 0.05
 PREEMPTED = 5  # the exit status; see maxlite.config.Exit, which may not be loaded yet
 
 
@@ -23,6 +28,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = ""
+        self._requested_at = 0.0
+        self._left_running = False
         self._deferred = False
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -44,6 +51,34 @@ class StopRequest:
         finally:
             self._deferred = False
 
+    def finishes(self, job: Callable[[], object], *, wait: bool = False) -> bool:
+        """Runs a job that no signal can interrupt; false if a signal came before its end.
+
+        The job then goes on in its thread, and the process ends by `leave`. With `wait`, its end is waited for. Raises
+        what the job raises.
+        """
+        running = ThreadPoolExecutor(1)
+        future = running.submit(job)
+        while not future.done() and (wait or not self.requested):
+            futures.wait([future], timeout=POLL_SECONDS)
+        self._left_running = not future.done()
+        running.shutdown(wait=False)
+        if future.done():
+            future.result()
+        return future.done()
+
+    def leave(self, status: int) -> int:
+        """The exit status; but leaves at once, with it, if a job still runs: the interpreter would wait for it."""
+        if self._left_running:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        return status
+
+    def seconds_left(self, grace: float) -> float:
+        """What is left of a grace of so many seconds since the signal came; all of it if none came to this process."""
+        return grace if not self.requested else max(0.0, grace - (time.monotonic() - self._requested_at))
+
     @staticmethod
     def _is_nohup(number: signal.Signals) -> bool:
         return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
@@ -54,7 +89,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._deferred:
-            self.requested = name
+            self.requested, self._requested_at = name, time.monotonic()
             _say(f"{name}: saving after this step, then leaving; once more leaves at once")
         else:
             _say(f"{name}: stopped before the first step: nothing to save, nothing lost")

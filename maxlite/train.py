@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from maxlite.signals import StopRequest
@@ -30,9 +31,10 @@ def main(arguments: Sequence[str]) -> int:
             from maxlite.parallel import Processes  # now, so that a bad config is answered before jax is loaded
 
             with Processes(config.parallel, report) as processes:
-                return train(config, processes, stop, arguments)
+                status = train(config, processes, stop, arguments)
         except Exception as error:
-            return report(error)
+            status = report(error)
+        return stop.leave(status)
 
 
 def report(error: BaseException, process: str = "") -> int:
@@ -70,71 +72,91 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
         CheckpointError: the state could not be restored, or not saved at the end.
     """
     # Imported here, as jax is.
-    from maxlite.checkpoint import Checkpointer
+    from maxlite.checkpoint import Checkpointer, Peers
     from maxlite.config import Exit, RunDirectory
-    from maxlite.program import build_program, open_data, require_same_data, run_metadata
+    from maxlite.program import build_program, open_data, run_metadata
+    from maxlite.resume import config_changes, require_same_run
     from maxlite.telemetry.console import Console
+    from maxlite.telemetry.events import EventsFile
     from maxlite.telemetry.run_log import RunLog
     from maxlite.telemetry.summary import summary
     from maxlite.telemetry.timer import FinishedStep, StepTimer
     from maxlite.training import FiniteGuard, NonFiniteError
 
-    last, save_last = config.run.steps, config.checkpoint.save_checkpoint_on_completion
+    last, saves = config.run.steps, config.checkpoint
     with ExitStack() as stack:
         if processes.count > 1:  # a signal to one ends all, in the first step that they compute together
             stack.enter_context(stop.deferred())
         console = stack.enter_context(Console(silent=not processes.primary))
         run = stack.enter_context(RunDirectory(config, processes.primary))
+        console.lines(saves.warnings(last))
+        program = build_program(config)
+        data = stack.enter_context(open_data(program))
+        metadata = run_metadata(program, data)
+        events = stack.enter_context(
+            EventsFile(run.path / "events.jsonl" if processes.primary else None, console.line)
+        )
+        checkpointer = Checkpointer(
+            run.path / "checkpoints",
+            saves,
+            metadata=metadata,
+            peers=Peers.of_this_run(),
+            report=console.line,
+            record=events.record,
+        )
+        admit = partial(require_same_run, now=metadata, allow_config_change=saves.allow_config_change)
+        state, start = checkpointer.restore_or_init(program.abstract_state, program.init_state, admit)
+        stack.enter_context(stop.deferred())
+        stack.enter_context(checkpointer)
+        console.lines(program.describe(), data.describe())
+        if saved := checkpointer.saved_metadata:
+            console.lines(admit(saved))
+            if changes := config_changes(saved, metadata):
+                events.record("config_changed", step=start, changes=[change._asdict() for change in changes])
+        if processes.primary:
+            console.lines(run.begin(start))
+        batches = stack.enter_context(data.train_batches(start))
+        timer = stack.enter_context(StepTimer())
+        at_risk = checkpointer.work_at_risk_seconds
+        log_directory = run.path if processes.primary else None
+        log = stack.enter_context(RunLog(log_directory, config.telemetry, console, program.cost, start, last, at_risk))
+        guard = FiniteGuard(config.optimizer)
+        evaluated = start if processes.same(log.evaluation_of(start) is not None) else None  # the newest such step
+        newest: Mapping[str, float] = {}  # metrics of the newest finished step
+
+        def flags() -> dict[str, bool]:
+            return {"stop": bool(stop.requested)}
+
+        def stopping() -> bool:
+            return program.agreement.agreed(flags(), newest)["stop"]
+
+        def evaluation_wanted(step: int) -> bool:
+            return data.num_eval_batches > 0 and config.telemetry.evaluation_due(step, last)
+
+        def settle(finished: FinishedStep | None) -> None:
+            nonlocal newest
+            if finished is not None:
+                newest = finished.metrics
+                log.finished(finished)
+                checkpointer.observe_step(finished.seconds)
+                guard.check(finished.step, finished.metrics)
+
+        step, metrics = start, {}
         try:
-            program = build_program(config)
-            data = stack.enter_context(open_data(program))
-            metadata = run_metadata(program, data)
-            stack.enter_context(stop.deferred())
-            checkpointer = stack.enter_context(
-                Checkpointer(run.path / "checkpoints", config.checkpoint, metadata=metadata, report=console.line)
-            )
-            state, start = checkpointer.restore_or_init(program.abstract_state, program.init_state)
-            require_same_data(checkpointer.saved_metadata, metadata)
-            if processes.primary:
-                console.lines(program.describe(), data.describe(), run.begin(start))
-            batches = stack.enter_context(data.train_batches(start))
-            timer = stack.enter_context(StepTimer())
-            at_risk = checkpointer.work_at_risk_seconds
-            log_directory = run.path if processes.primary else None
-            log = stack.enter_context(
-                RunLog(log_directory, config.telemetry, console, program.cost, start, last, at_risk)
-            )
-            guard = FiniteGuard(config.optimizer)
-            evaluated = start if processes.same(log.evaluation_of(start) is not None) else None  # the newest such step
-            newest: Mapping[str, float] = {}  # metrics of the newest finished step
-
-            def flags() -> dict[str, bool]:
-                return {"stop": bool(stop.requested)}
-
-            def agreed(name: str) -> bool:
-                return program.agreement.agreed(flags(), newest)[name]
-
-            def evaluation_wanted(step: int) -> bool:
-                return data.num_eval_batches > 0 and config.telemetry.evaluation_due(step, last)
-
-            def settle(finished: FinishedStep | None) -> None:
-                nonlocal newest
-                if finished is not None:
-                    newest = finished.metrics
-                    log.finished(finished)
-                    guard.check(finished.step, finished.metrics)
-
-            step = start
+            checkpointer.maybe_save(step, state)
             if step < last:
                 console.line("compiling the train step")
-            checkpointer.maybe_save(step, state)
-            while not agreed("stop"):
+            # A compilation cannot be interrupted; alone, this process need not see its end.
+            ready = stop.finishes(program.compile, wait=processes.count > 1)
+            while ready and not stopping():
                 if evaluation_wanted(step) and evaluated != step:
                     loss = program.evaluate(state, data.eval_batches(config.telemetry.eval_steps), flags)
                     if loss is None:  # agreed to stop meanwhile
                         break
                     log.evaluated(step, loss)
                     evaluated = step
+                    if saves.keep_best_n_checkpoints:
+                        checkpointer.save(step, state, metrics | {"eval_loss": loss})
                 if step >= last:
                     break
                 step += 1
@@ -143,25 +165,33 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
                 state, finished = timer.run(step, program.train_step, state, *inputs)
                 settle(finished)
                 due = checkpointer.due(step, program.agreement.agreed(votes, newest))
-                saving = due or (step == last and save_last)
+                saving = due or (step == last and saves.save_checkpoint_on_completion)
                 if saving or evaluation_wanted(step):
                     settle(timer.drain())  # a state may be saved once its step is known to be finite
+                    metrics = {"loss": newest["loss"]}
+                    # What is to be kept by its held-out loss is saved with it.
+                    saving = saving and not (evaluation_wanted(step) and saves.keep_best_n_checkpoints)
                 if saving:
-                    checkpointer.save(step, state)
+                    checkpointer.save(step, state, metrics)
             settle(timer.drain())
-            if step > start and (step < last or save_last):
-                checkpointer.save_final(step, state)
         except NonFiniteError as error:
             console.line(f"error: {error}")
             return Exit.DIVERGED
         done = step >= last and (not evaluation_wanted(step) or evaluated == step)
-        resume = resume_command(arguments, None if step < last or not done else 2 * last)
+        safe: int | None = step
+        if not done and step > start:
+            safe = checkpointer.save_preempted(step, state, stop.seconds_left(saves.preemption_grace_seconds))
+        elif not done:
+            checkpointer.wait(stop.seconds_left(saves.preemption_grace_seconds))
+        elif step > start and saves.save_checkpoint_on_completion:
+            checkpointer.save_final(step, state, metrics)
+        resume = resume_command(arguments, 2 * last if done else None)
         console.lines(summary(step, last, log, checkpointer.stats, run.path, resume))
-        saved = step == start or checkpointer.stats.last_committed_step == step
-        if stop.requested or not done:
-            by = stop.requested or "a signal to another process"
-            console.line(f"{by}: step {step} is {'saved' if saved else 'not saved'}")
-    return Exit.DONE if done else Exit.PREEMPTED if saved else Exit.SAVE_FAILED
+        if not done:
+            what = f"step {step} is not saved" if safe is None else f"step {safe} is saved"
+            again = f"; the {step - safe} steps after it will be done again" if safe is not None and safe < step else ""
+            console.line(f"{stop.requested or 'a signal to another process'}: {what}{again}")
+        return Exit.DONE if done else Exit.SAVE_FAILED if safe is None else Exit.PREEMPTED
 
 
 def resume_command(arguments: Sequence[str], steps: int | None) -> str:

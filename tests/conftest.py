@@ -9,10 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 for name in [name for name in os.environ if name.startswith("M_")]:
     del os.environ[name]
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+settings.register_profile("busy machine", deadline=None)  # other tests run beside
+settings.load_profile("busy machine")
 
 # A model and a text so small that a step takes milliseconds.
 TINY = [

@@ -35,9 +35,9 @@ def state_bytes(run, step):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=device)
-        for name, info in describe(path).items()
+        for name, info in describe(path / "state").items()
     }
-    return {name: np.asarray(array).tobytes() for name, array in read_arrays(path, wanted).items()}
+    return {name: np.asarray(array).tobytes() for name, array in read_arrays(path / "state", wanted).items()}
 
 
 def losses(run):
@@ -236,8 +236,11 @@ def test_other_data_is_refused_on_resume(make_run):
 def test_another_model_is_refused_on_resume(make_run):
     run = make_run("a")
     run.train("steps=4")
-    output = run.train("steps=8", "base_mlp_dim=128", expect=2)
+    assert "base_mlp_dim: 64 -> 128" in run.train("steps=8", "base_mlp_dim=128", expect=2)
+    # Allowed to change, it still does not fit the arrays.
+    output = run.train("steps=8", "base_mlp_dim=128", "allow_config_change=true", expect=2)
     assert "layers/mlp/down/kernel" in output
+    assert committed(run) == [4]
 
 
 def test_a_run_directory_is_one_processs_at_a_time(make_run):

@@ -10,15 +10,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(name: str, job: Callable[[], T]) -> Future[T]:
-    """Runs the job in a thread of its own; a daemon, so that storage that hangs cannot keep the process alive."""
-    future: Future[T] = Future()
+class Job(Future[T]):
+    """What becomes of a job in a thread of its own.
 
-    def run() -> None:
+    The thread is a daemon, so that storage that hangs cannot keep the process alive.
+    """
+
+    def __init__(self, name: str, job: Callable[[], T]) -> None:
+        super().__init__()
+        self._job = job
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Blocks until the thread is gone. One that still cleans up when the interpreter ends would abort it."""
+        self._thread.join()
+
+    def _run(self) -> None:
         try:
-            future.set_result(job())
+            self.set_result(self._job())
         except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
+            self.set_exception(error)

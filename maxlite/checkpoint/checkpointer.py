@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from maxlite.checkpoint import layout, start, storage
+from maxlite.checkpoint.committing import Committed
 from maxlite.checkpoint.errors import RestoreError, SaveError, in_words
 from maxlite.checkpoint.peers import Peers
 from maxlite.checkpoint.policy import LastSave, SavePolicy, Votes, finish_or_save
 from maxlite.checkpoint.reading import check_step
-from maxlite.checkpoint.saving import Committed, Pending, Saver
+from maxlite.checkpoint.saving import Pending, Saver
 from maxlite.checkpoint.stats import SaveRecord, SaveStats
 from maxlite.checkpoint.tree import array_infos, named_leaves
 from maxlite.checkpoint.watch import DirectoryWatch
@@ -246,10 +247,10 @@ class Checkpointer:
             self._report(line)
             self._record("save_interval", seconds=self._policy.pacing.interval_seconds(), why=line)
 
-    def wait(self) -> None:
-        """Blocks until no save is being written, for `checkpoint_timeout_seconds` at most."""
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Blocks until no save is being written, for `timeout_seconds` (`checkpoint_timeout_seconds`) at most."""
         began = self._clock()
-        self._await_pending()
+        self._await_pending(timeout_seconds)
         self.stats.blocked_seconds += self._clock() - began
 
     def close(self) -> None:
@@ -298,6 +299,8 @@ class Checkpointer:
             self.stats.last_committed_step = None
             self._report(f"checkpoint {path} is damaged: {problem}")
             self._record("checkpoint_damaged", step=step, why=problem)
+            if moved := self._saver.set_aside(step):
+                self._report(moved)
         else:
             self._saver.verified(step)
         return problem
@@ -330,6 +333,7 @@ class Checkpointer:
         self._failed(pending.step, TimeoutError(f"not committed within {took:.0f} s, given up"))
 
     def _settle(self, pending: Pending) -> bool:
+        pending.result.join()
         error = pending.result.exception()
         if error is not None:
             self._failed(pending.step, error)

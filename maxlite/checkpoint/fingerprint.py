@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from maxlite.checkpoint.background import in_thread
+from maxlite.checkpoint.background import Job
 
-ALGORITHM = "weighted-sums-2x32"  # part of the format: another way to compute them needs another name
+ALGORITHM = "mixed-weighted-sums-2x32"  # part of the format: another way to compute them needs another name
 _SEEDS = (0x1B56C4E9, 0x6C8E9CF5)  # of the weights, one for each sum
 _MIXERS = (0x7FEB352D, 0x846CA68B)  # odd, one for each sum
 _DIMENSION = 0x3C6EF372  # between the seeds of two dimensions: so that no weight of one is another's for 10^8 indexes
@@ -37,7 +36,7 @@ def fingerprint(x: jax.Array) -> jax.Array:
     return jnp.stack(sums)
 
 
-def compiled(arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> Future[jax.stages.Compiled]:
+def compiled(arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> Job[jax.stages.Compiled]:
     """The function `tuple of arrays -> uint32[number of arrays, 2]`, every device having the whole result.
 
     Compiled in the background, once in a process for arrays of these shapes, dtypes and shardings.
@@ -46,14 +45,14 @@ def compiled(arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> Future[j
 
 
 @functools.cache
-def _compiling(signature: tuple[tuple[tuple[int, ...], np.dtype, Sharding], ...]) -> Future[jax.stages.Compiled]:
+def _compiling(signature: tuple[tuple[tuple[int, ...], np.dtype, Sharding], ...]) -> Job[jax.stages.Compiled]:
     abstract = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype, sharding in signature)
 
     def of_all(arrays: tuple[jax.Array, ...]) -> jax.Array:
         return jnp.stack([fingerprint(x) for x in arrays])
 
     jitted = jax.jit(of_all, out_shardings=replicated(abstract[0].sharding))
-    return in_thread("compile-fingerprints", lambda: jitted.lower(abstract).compile())
+    return Job("compile-fingerprints", lambda: jitted.lower(abstract).compile())
 
 
 def named(names: Iterable[str], rows: jax.Array) -> dict[str, Fingerprint]:

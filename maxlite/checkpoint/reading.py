@@ -48,12 +48,12 @@ def restore_newest(
     arrays that `abstract_state` names are read, for example the parameters alone:
     `restore_newest(path, {"params": abstract_params}, partial=True)`.
 
-    `admit` is given what the run recorded in the step, before its arrays are read, and raises InputError if it will
-    not have it. `checkpoint_verify` of `config` says what makes a step good. A damaged step is reported and left as
-    it is, and the next older one is tried. Raises InputError if a readable step has another structure than `abstract_state` or
-    a newer maxlite wrote it, RestoreError if there are committed steps and all are damaged, or if storage or memory
-    fails in another way, several times: then the newest step may be good, and an older one would not be the newest
-    good one.
+    `admit` is given what the run recorded in the step, before its arrays are read, and raises InputError if it
+    will not have it. `checkpoint_verify` of `config` says what makes a step good. A damaged step is reported and
+    left as it is, and the next older one is tried. Raises InputError if a readable step has another structure than
+    `abstract_state` or a newer maxlite wrote it, RestoreError if there are committed steps and all are damaged, or
+    if storage or memory fails in another way, several times: then the newest step may be good, and an older one
+    would not be the newest good one.
     """
     config, reading = config or CheckpointConfig(), _Reading(report, peers or Peers())
     directory, only = layout.locate(storage.absolute(path))

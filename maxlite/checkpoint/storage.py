@@ -13,6 +13,7 @@ from pathlib import Path
 from etils import epath
 
 from maxlite.checkpoint import layout
+from maxlite.config import InputError
 
 
 def is_local(path: epath.Path) -> bool:
@@ -21,8 +22,13 @@ def is_local(path: epath.Path) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-    """The path with `~` expanded and made absolute; URLs as they are."""
+    """The path with `~` expanded and made absolute; URLs as they are. Raises InputError for a URL nobody can open."""
     result = epath.Path(path)
+    if not is_local(result):
+        try:
+            result.exists()
+        except (ImportError, KeyError) as error:  # what reads it is not installed; there is no such scheme
+            raise InputError(f"{path} cannot be opened: {error}") from error
     return epath.Path(Path(result).expanduser().absolute()) if is_local(result) else result
 
 
@@ -43,21 +49,30 @@ def free_bytes(directory: epath.Path) -> int | None:
     return shutil.disk_usage(directory).free if is_local(directory) else None
 
 
-def commit(temporary: epath.Path, step_dir: epath.Path) -> None:
-    """Makes a save whose files are all written a committed step, at once or not at all, and durable. Raises OSError.
+def sync_files(temporary: epath.Path) -> None:
+    """Makes what a save wrote survive a power loss: every file and every directory. Raises OSError.
 
-    Locally: everything is synced (Orbax syncs array data only), then the directory gets its name, then the name is
-    synced. On an object store, where a directory cannot be renamed, the save was written under its name already,
-    and the marker makes it a step.
+    Orbax syncs array data only. An object store's objects are durable once they are written.
     """
-    (temporary / layout.COMMIT_MARKER).write_text("committed")
-    if not is_local(step_dir):
-        return
-    # Deepest first, so that a directory is synced after its entries.
-    for path in [*sorted(Path(temporary).rglob("*"), reverse=True), Path(temporary)]:
-        _sync(path)
-    temporary.rename(step_dir)
-    _sync(Path(step_dir).parent)
+    if is_local(temporary):
+        # Deepest first, so that a directory is synced after its entries.
+        for path in [*sorted(Path(temporary).rglob("*"), reverse=True), Path(temporary)]:
+            _sync(path)
+
+
+def commit(temporary: epath.Path, step_dir: epath.Path) -> None:
+    """Makes a save whose files are all written and synced a step, at once or not at all, and durable. Raises OSError.
+
+    Locally the directory gets its name; on an object store, where a directory cannot be renamed, it has its name
+    already, and the marker makes it a step.
+    """
+    marker = temporary / layout.COMMIT_MARKER
+    marker.write_text("committed")
+    if is_local(step_dir):
+        _sync(Path(marker))
+        _sync(Path(temporary))
+        temporary.rename(step_dir)
+        _sync(Path(step_dir).parent)
 
 
 def _sync(path: Path) -> None:

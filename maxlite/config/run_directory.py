@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from maxlite.config.errors import InputError
-from maxlite.config.resolve import Config, resolve
+from maxlite.config.resolve import Config
 from maxlite.config.show import config_yaml
 
 CONFIG_NAME = "config.yml"
@@ -61,10 +61,7 @@ class RunDirectory:
             os.close(self._lock)
 
     def begin(self, step: int) -> list[str]:
-        """Writes `config.yml`; in words: where the run is, from which step it goes on, what changed since.
-
-        For the primary alone.
-        """
+        """Writes `config.yml`; in words: where the run is, and from which step it goes on. For the primary alone."""
         last = self._config.run.steps
         where = f"run directory: {self.path}"
         if step == 0:
@@ -73,23 +70,10 @@ class RunDirectory:
             begins = f"resuming from step {step} of {last}"
         else:
             begins = f"resuming from step {step}: nothing left of steps={last}"
-        changes = [f"config changed since the last start: {change}" for change in self._changes()]
         temporary = self.path / f".{CONFIG_NAME}.tmp"
         try:
             temporary.write_text(config_yaml(self._config), encoding="utf-8")
             temporary.replace(self.path / CONFIG_NAME)  # whole or not at all
         except OSError as error:
             raise InputError(f"{self.path / CONFIG_NAME} cannot be written: {error.strerror}") from error
-        return [where, *changes, begins]
-
-    def _changes(self) -> list[str]:
-        """`key: before -> now` for every key that differs from when the run was last started."""
-        file = self.path / CONFIG_NAME
-        if not file.exists():
-            return []
-        try:
-            before = resolve(Config, str(file), (), {}).config.flat()
-        except InputError as error:  # written by another version: its keys may be gone
-            return list(error.problems)
-        now = self._config.flat()
-        return [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
+        return [where, begins]

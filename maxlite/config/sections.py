@@ -10,6 +10,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from maxlite.config.fields import Int, LocalPath, Section, Seed, key
+from maxlite.config.read import shorten
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -122,10 +123,10 @@ class ParallelConfig(Section):
         host, _, port = self.coordinator_address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise ValueError(
-                f"coordinator_address={self.coordinator_address}: expected HOST:PORT, as in 10.0.0.1:1234"
+                f"coordinator_address={shorten(self.coordinator_address)}: expected HOST:PORT, as in 10.0.0.1:1234"
             )
         if self.num_processes == 1:
-            raise ValueError(f"coordinator_address={self.coordinator_address} needs num_processes, more than 1")
+            raise ValueError(f"coordinator_address={shorten(self.coordinator_address)} needs num_processes, more than 1")
         return self
 
 

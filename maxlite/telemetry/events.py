@@ -23,9 +23,9 @@ class EventsFile:
     """
 
     def __init__(
-        self, path: Path, report: Callable[[str], None] = print, clock: Callable[[], float] = time.time
+        self, path: Path | None, report: Callable[[str], None] = print, clock: Callable[[], float] = time.time
     ) -> None:
-        """Opens `path`; `clock` gives seconds since 1970."""
+        """Opens `path` (None: nothing is written); `clock` gives seconds since 1970."""
         self._path = path
         self._report = report
         self._clock = clock
@@ -33,6 +33,8 @@ class EventsFile:
         self._file: int | None = None
         self._end = 0  # of the last whole line
         self._failed = False
+        if path is None:
+            return
         try:
             self._file, self._end = _open(path)
         except OSError as error:
@@ -79,7 +81,7 @@ class EventsFile:
         with self._lock:
             said, self._failed = self._failed, True
         if not said:
-            self._report(f"{self._path.name} cannot be written ({error.strerror}); training goes on without it")
+            self._report(f"events.jsonl cannot be written ({error.strerror}); training goes on without it")
 
 
 def _open(path: Path) -> tuple[int, int]:

@@ -11,24 +11,14 @@ def config_of(tmp_path, *arguments):
     return resolve(Config, None, ["run_name=r", f"base_output_directory={tmp_path}", *arguments], {}).config
 
 
-def test_the_config_is_written_and_compared(tmp_path):
+def test_the_config_is_written_and_where_the_run_goes_on_is_said(tmp_path):
     with RunDirectory(config_of(tmp_path, "steps=5")) as run:
         assert run.begin(0)[-1] == "starting at step 0"
     assert resolve(Config, str(tmp_path / "r" / "config.yml"), (), {}).config.run.steps == 5
     with RunDirectory(config_of(tmp_path, "steps=9", "log_period=1")) as run:
-        lines = run.begin(5)
-    assert any("steps: 5 -> 9" in line for line in lines)
-    assert any("log_period: 10 -> 1" in line for line in lines)
-    assert lines[-1] == "resuming from step 5 of 9"
-    with RunDirectory(config_of(tmp_path, "steps=9", "log_period=1")) as run:
+        assert run.begin(5)[-1] == "resuming from step 5 of 9"
         assert run.begin(9) == [f"run directory: {tmp_path / 'r'}", "resuming from step 9: nothing left of steps=9"]
-
-
-def test_a_config_of_another_version_is_said_and_replaced(tmp_path):
-    with RunDirectory(config_of(tmp_path)) as run:
-        (run.path / "config.yml").write_text("key_of_tomorrow: 1\n")
-        assert any("key_of_tomorrow" in line for line in run.begin(1))
-        assert not any("key_of_tomorrow" in line for line in run.begin(1))
+    assert resolve(Config, str(tmp_path / "r" / "config.yml"), (), {}).config.run.steps == 9
 
 
 def test_a_second_process_is_refused_while_the_first_is_there(tmp_path):
