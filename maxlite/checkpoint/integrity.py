@@ -45,7 +45,10 @@ class Record(NamedTuple):
 def write(directory: epath.Path, arrays: Mapping[str, fingerprint.Fingerprint]) -> Record:
     """Records what is in the directory of a save, and the arrays' fingerprints. Raises OSError."""
     record = Record(
-        {name: FileEntry(size, _sha256(directory / name, size)) for name, size in _files(directory).items()},
+        {
+            name: FileEntry(size, _sha256(directory / name) if size <= SMALL_BYTES else None)
+            for name, size in _files(directory).items()
+        },
         dict(arrays),
     )
     content = {
@@ -86,7 +89,7 @@ def require_files(step_dir: epath.Path, record: Record) -> None:
             continue
         if size != entry.bytes:
             problems.append(f"{name} has {size} bytes instead of {entry.bytes}")
-        elif entry.sha256 is not None and _sha256(path, size) != entry.sha256:
+        elif entry.sha256 is not None and _sha256(path) != entry.sha256:
             problems.append(f"{name} differs from what was saved")
     if problems:
         more = len(problems) - SHOWN_PROBLEMS
@@ -115,8 +118,8 @@ def _files(directory: epath.Path) -> dict[str, int]:
     return dict(sorted(sizes.items()))
 
 
-def _sha256(path: epath.Path, size: int) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if size <= SMALL_BYTES else None
+def _sha256(path: epath.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -67,8 +67,8 @@ def restore_or_init(
 
 def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> None:
     """Makes the directory, removes what a killed run left, and sees that all processes mean the same one."""
-    error, token = "", secrets.token_hex(8)
-    probe = directory / f".seen-by-all-{token}"
+    error, made = "", False
+    probe = directory / f".seen-by-all-{secrets.token_hex(8)}"
     try:
         if peers.primary:
             directory.mkdir(parents=True, exist_ok=True)
@@ -76,6 +76,7 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
                 path.rmtree()
             if peers.count > 1:
                 probe.touch()
+                made = True
     except OSError as raised:
         error = f"checkpoint directory {directory} cannot be used: {in_words(raised)}"
     try:
@@ -93,7 +94,7 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
     except PeerError as raised:
         raise InputError(str(raised)) from raised
     finally:
-        if peers.primary and peers.count > 1:
+        if made:
             probe.unlink(missing_ok=True)
 
 
