@@ -189,8 +189,9 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
         console.lines(summary(step, last, log, checkpointer.stats, run.path, resume))
         if not done:
             what = f"step {step} is not saved" if safe is None else f"step {safe} is saved"
-            again = f"; the {step - safe} steps after it will be done again" if safe is not None and safe < step else ""
-            console.line(f"{stop.requested or 'a signal to another process'}: {what}{again}")
+            if safe is not None and safe < step:
+                what += f"; the {step - safe} steps after it will be done again"
+            console.line(f"{stop.requested or 'a signal to another process'}: {what}")
         return Exit.DONE if done else Exit.SAVE_FAILED if safe is None else Exit.PREEMPTED
 
 

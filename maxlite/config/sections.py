@@ -126,7 +126,7 @@ class ParallelConfig(Section):
                 f"coordinator_address={shorten(self.coordinator_address)}: expected HOST:PORT, as in 10.0.0.1:1234"
             )
         if self.num_processes == 1:
-            raise ValueError(f"coordinator_address={shorten(self.coordinator_address)} needs num_processes, more than 1")
+            raise ValueError(f"coordinator_address={shorten(self.coordinator_address)} needs num_processes over 1")
         return self
 
 
