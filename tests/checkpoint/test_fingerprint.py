@@ -93,7 +93,7 @@ GOLDEN = (1602830773, 1138761996)  # made by `define`
 
 def test_golden_values():
     # Part of the format. They change only together with fingerprint.ALGORITHM.
-    assert fingerprint.ALGORITHM == "weighted-sums-2x32"
+    assert fingerprint.ALGORITHM == "mixed-weighted-sums-2x32"
     assert fingerprint.of_one(compute(jnp.arange(12, dtype=jnp.float32).reshape(3, 4) - 5)) == GOLDEN
 
 
