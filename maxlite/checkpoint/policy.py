@@ -31,8 +31,8 @@ class SavePolicy:
     - Continuous: as soon as no save is being written and the interval of `pacing` has passed since the last start.
     - Otherwise: at multiples of `checkpoint_period`, and `checkpoint_period_seconds` after the last start.
     - A person's own `checkpoint_save_policy` takes the place of both.
-    - In every mode: step 0 with `save_checkpoint_on_start`, the steps named by `also_due`, and a save that failed,
-      after a delay that doubles from 1 second to a minute, even within the interval: work is at risk.
+    - In every mode: step 0 with `save_checkpoint_on_start`, and a save that failed, after a delay that doubles from 1
+      second to a minute, even within the interval: work is at risk.
 
     A save that is due while another is being written never blocks training: it is owed, and starts at the first step
     at which every process is ready.
@@ -89,10 +89,6 @@ class SavePolicy:
             self._owed_step = step
         # Votes from before the newest save started do not know about it: one is being written.
         return (self._owed_step != NONE or votes.due) and not votes.busy and step > self._stale_until
-
-    def also_due(self, step: int) -> None:
-        """Owes a save of `step` for another reason; on every process alike, before the `decide` of that step."""
-        self._owed_step = step
 
     def resumed(self, step: int, now: float) -> None:
         """The run goes on from `step`, which is on storage."""

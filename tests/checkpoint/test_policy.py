@@ -86,24 +86,6 @@ def test_fixed_saves_every_period_at_the_first_step_that_storage_allows(times, p
     assert [step for step, _, _ in saves] == expected
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=60, max_size=60), st.sets(st.integers(1, 60)))
-def test_a_step_that_is_also_due_is_saved_then_or_as_soon_as_possible(save_steps, steps):
-    policy, owed, ends = SavePolicy(CheckpointConfig(checkpoint_period=10_000)), False, None
-    for step, lasts in enumerate(save_steps, start=1):
-        if ends == step:
-            policy.committed(float(step))
-            ends = None
-        if step in steps:
-            policy.also_due(step)
-            owed = True
-        starts = due(policy, step, float(step), saving=ends is not None)
-        assert starts == (owed and ends is None)
-        if starts:
-            policy.started(step, float(step))
-            owed, ends = False, step + 1 + lasts
-
-
 @pytest.mark.parametrize("keys", [{}, CONTINUOUS, {"checkpoint_save_policy": f"{__name__}.Scripted"}])
 def test_step_zero_is_saved_only_on_request(keys):
     assert not due(SavePolicy(CheckpointConfig(**keys)), 0, 0.0)
@@ -186,9 +168,8 @@ processes = st.integers(1, 3).flatmap(
     processes,
     st.integers(0, 2),
     st.sets(st.integers(1, 80)),
-    st.sets(st.integers(1, 80)),
 )
-def test_processes_that_see_only_reduced_votes_agree(keys, processes, ahead, also_due, wanted):
+def test_processes_that_see_only_reduced_votes_agree(keys, processes, ahead, wanted):
     """Whatever their clocks, how long their saves take, which fail, and how far steps are dispatched ahead."""
     Scripted.wanted = wanted
     policies = [SavePolicy(CheckpointConfig(**keys), primary=index == 0) for index in range(len(processes))]
@@ -210,9 +191,6 @@ def test_processes_that_see_only_reduced_votes_agree(keys, processes, ahead, als
         decided = step - ahead
         if decided < 1:
             continue
-        if decided in also_due:
-            for policy in policies:
-                policy.also_due(decided)
         answers = {policy.decide(decided, cast[decided]) for policy in policies}
         assert len(answers) == 1
         if answers == {True}:
@@ -236,22 +214,15 @@ def test_votes_cast_before_a_save_started_start_no_second_one():
 
 def test_what_comes_up_for_a_step_dispatched_ahead_outlives_the_save_of_an_earlier_one(monkeypatch):
     monkeypatch.setattr(Scripted, "wanted", {1, 2})
-    owed = SavePolicy(CheckpointConfig())
+    owed = SavePolicy(CheckpointConfig(checkpoint_period=1))
     own = SavePolicy(CheckpointConfig(checkpoint_save_policy=f"{__name__}.Scripted"))
     for policy in (owed, own):
         votes = [policy.votes(step, float(step), saving=False) for step in (1, 2)]
-        if policy is owed:
-            policy.also_due(1)
         assert policy.decide(1, votes[0])
-        if policy is owed:
-            policy.also_due(2)
         policy.started(1, 3.0)
         assert not policy.decide(2, votes[1])
         policy.committed(3.5)
         assert due(policy, 3, 4.0)
-        policy.started(3, 4.0)
-        policy.committed(4.5)
-        assert not due(policy, 4, 5.0)
 
 
 def test_a_save_that_failed_on_another_process_than_the_primary_is_wanted_and_delayed_by_it():
