@@ -1,7 +1,7 @@
 """A run that saves for weeks: memory and open files stay where they were after the first saves.
 
-Measured over 1,500 saves of four small arrays: 2.4 kB of resident memory a save; with Orbax's counting of bytes, which
-orbax_io replaces, 9.1 kB.
+Measured on saves of four small arrays: 0.8 kB of resident memory a save over 5,000 (2.4 over 1,500: arenas still fill);
+with Orbax's counting of bytes, which orbax_io replaces, 9.1 kB.
 """
 
 import os
