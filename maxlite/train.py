@@ -137,7 +137,8 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
             nonlocal newest
             if finished is not None:
                 newest = finished.metrics
-                log.finished(finished)
+                if log.finished(finished):
+                    console.lines(checkpointer.news())
                 checkpointer.observe_step(finished.seconds)
                 guard.check(finished.step, finished.metrics)
 

@@ -66,6 +66,7 @@ class Checkpointer:
         self._pending: Pending | None = None
         self._waited = 0.0  # seconds from the decision for the pending save until its step's result was there
         self._held = 0.0  # seconds that it held training
+        self._told = 0  # saves that `news` was asked about
         self._beside = False  # a save was being written at some time since the newest step was observed
         self._late = False  # the pending save was said to be late
         self._decided_at = clock()
@@ -246,6 +247,14 @@ class Checkpointer:
         if line := self._policy.pacing.changed():
             self._report(line)
             self._record("save_interval", seconds=self._policy.pacing.interval_seconds(), why=line)
+
+    def news(self) -> list[str]:
+        """A line on the newest save, if one was committed since this was last asked."""
+        count, self._told = self.stats.committed - self._told, self.stats.committed
+        if count == 0:
+            return []
+        *_, newest = self.stats.commits
+        return [newest.line() + (f"; {count} saves since the line before" if count > 1 else "")]
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Blocks until no save is being written, for `timeout_seconds` (`checkpoint_timeout_seconds`) at most."""

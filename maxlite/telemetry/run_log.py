@@ -68,18 +68,19 @@ class RunLog:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    def finished(self, done: FinishedStep) -> None:
-        """Takes a step whose result is ready; logs it if it is due, or not finite."""
+    def finished(self, done: FinishedStep) -> bool:
+        """Takes a step whose result is ready; logs it if it is due, or not finite; whether it did."""
         self._seconds.append(done.seconds)
         self._console.progress(done.step)
         if not self._is_logged(done):
-            return
+            return False
         record = self._record(done)
         self._write(record)
         if not done.metrics["finite"]:
             self._console.line(f"step {done.step}: the loss or its gradient is not finite; update refused")
         left = (self._last_step - done.step) * statistics.median(self._seconds[-100:])
         self._console.line(step_line(record, self._last_step, None if self._console.shows_bar else left))
+        return True
 
     def evaluated(self, step: int, loss: float) -> None:
         """Adds a held-out loss to the line of `step`."""
