@@ -190,7 +190,7 @@ class Checkpointer:
                 committed = False
         finally:
             self._then = None
-            self.stats.blocked_seconds += self._clock() - began
+            self._record("final_save", step=step, seconds=self._clock() - began)
         raise SaveError(f"the final state, step {step}, is not saved in {self.directory}: {problem}")
 
     def save_preempted(self, step: int, state: Any, grace_seconds: float) -> int | None:
