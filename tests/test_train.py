@@ -243,6 +243,28 @@ def test_another_model_is_refused_on_resume(make_run):
     assert committed(run) == [4]
 
 
+def test_a_run_goes_on_computed_in_another_way_and_dtype(make_run):
+    run = make_run("a")
+    run.train("steps=4", "scan_layers=true")
+    output = run.train("steps=6", "scan_layers=false", "weight_dtype=bfloat16", "checkpoint_storage_use_ocdbt=true")
+    assert "changed since the checkpoint: scan_layers: True -> False" in output
+    assert re.search(r"changed dtype on the way in: .*: float32\[.*\] -> bfloat16 and \d+ more arrays", output)
+    assert committed(run) == [6, 4]
+
+
+def test_a_run_begins_with_the_parameters_or_the_state_of_another(make_run):
+    first, parameters, whole = make_run("first"), make_run("parameters"), make_run("whole")
+    first.train("steps=4")
+    output = parameters.train("steps=2", f"load_parameters_path={first.directory}")
+    assert f"load_parameters_path: step 4 of {first.directory}" in output
+    assert "starting at step 0" in output
+    output = whole.train("steps=6", f"load_full_state_path={first.directory / 'checkpoints' / '4'}")
+    assert "resuming from step 4 of 6" in output
+    first.train("steps=6")
+    assert state_bytes(whole, 6) == state_bytes(first, 6)
+    assert state_bytes(parameters, 2) != state_bytes(first, 6)
+
+
 def test_a_run_directory_is_one_processs_at_a_time(make_run):
     run = make_run("a")
     process = run.start("steps=1000000", "eval_steps=0")

@@ -1,9 +1,9 @@
 """The integrity record of a step: what its files must be, and the fingerprint of every array.
 
-`integrity.json` is written last into the directory of a save, before the commit. It lists every file with its size;
-small files with their digest too; and every array with the fingerprint that its devices computed before the save.
-So nothing has to be read back at a save: the contents of the large files, which only hold arrays, are proved by the
-arrays. It carries a digest of itself.
+`integrity.json` is written last into the directory of a save, before the commit. It lists every file with its size
+and, but for the large files of arrays, its digest; and every array with the fingerprint that its devices computed
+before the save. So no large file has to be read back at a save: what it holds is proved by the arrays. The record
+carries a digest of itself.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from maxlite.checkpoint import fingerprint
+from maxlite.checkpoint import fingerprint, layout
 from maxlite.checkpoint.errors import Damage
 
 RECORD_FILE = "integrity.json"
-SMALL_BYTES = 1 << 20  # a file up to this size has a digest
+SMALL_BYTES = 64 << 10  # a file of arrays up to this size has a digest, as all others have
 SHOWN_PROBLEMS = 3
 
 
 class FileEntry(NamedTuple):
-    """A file of the step: its size, and its SHA-256 if it is small."""
+    """A file of the step: its size, and its SHA-256 unless it is a large one that holds arrays."""
 
     bytes: int
     sha256: str | None
@@ -46,7 +46,7 @@ def write(directory: epath.Path, arrays: Mapping[str, fingerprint.Fingerprint]) 
     """Records what is in the directory of a save, and the arrays' fingerprints. Raises OSError."""
     record = Record(
         {
-            name: FileEntry(size, _sha256(directory / name) if size <= SMALL_BYTES else None)
+            name: FileEntry(size, None if _is_large(name, size) else _sha256(directory / name))
             for name, size in _files(directory).items()
         },
         dict(arrays),
@@ -78,7 +78,7 @@ def read(step_dir: epath.Path) -> Record:
 
 
 def require_files(step_dir: epath.Path, record: Record) -> None:
-    """Raises Damage if a file is missing, has another size, or is small and differs. Reads small files only."""
+    """Raises Damage if a file is missing, has another size, or differs from its digest. Reads no large file."""
     problems = []
     for name, entry in record.files.items():
         path = step_dir / name
@@ -116,6 +116,10 @@ def _files(directory: epath.Path) -> dict[str, int]:
             else:
                 sizes[prefix + path.name] = path.stat().length
     return dict(sorted(sizes.items()))
+
+
+def _is_large(name: str, size: int) -> bool:
+    return size > SMALL_BYTES and name.startswith(f"{layout.STATE}/")
 
 
 def _sha256(path: epath.Path) -> str:
