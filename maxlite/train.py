@@ -123,6 +123,7 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
         guard = FiniteGuard(config.optimizer)
         evaluated = start if processes.same(log.evaluation_of(start) is not None) else None  # the newest such step
         newest: Mapping[str, float] = {}  # metrics of the newest finished step
+        newest_step = start
 
         def flags() -> dict[str, bool]:
             return {"stop": bool(stop.requested)}
@@ -134,9 +135,9 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
             return data.num_eval_batches > 0 and config.telemetry.evaluation_due(step, last)
 
         def settle(finished: FinishedStep | None) -> None:
-            nonlocal newest
+            nonlocal newest, newest_step
             if finished is not None:
-                newest = finished.metrics
+                newest, newest_step = finished.metrics, finished.step
                 if log.finished(finished):
                     console.lines(checkpointer.news())
                 checkpointer.observe_step(finished.seconds)
@@ -144,7 +145,9 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
 
         step, metrics = start, {}
         try:
-            checkpointer.maybe_save(step, state)
+            # No step has carried votes yet; the primary's clock and the step decide, so its answer is everybody's.
+            if processes.same(checkpointer.due(step, checkpointer.flags(step))):
+                checkpointer.save(step, state)
             if step < last:
                 console.line("compiling the train step")
             # A compilation cannot be interrupted; alone, this process need not see its end.
@@ -165,7 +168,8 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
                 inputs = program.to_device(next(batches)), program.agreement.to_device(votes)
                 state, finished = timer.run(step, program.train_step, state, *inputs)
                 settle(finished)
-                due = checkpointer.due(step, program.agreement.agreed(votes, newest))
+                cast_for = step if processes.count == 1 else newest_step
+                due = checkpointer.due(step, program.agreement.agreed(votes, newest), cast_for)
                 saving = due or (step == last and saves.save_checkpoint_on_completion)
                 if saving or evaluation_wanted(step):
                     settle(timer.drain())  # a state may be saved once its step is known to be finite

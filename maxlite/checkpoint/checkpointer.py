@@ -14,7 +14,7 @@ from maxlite.checkpoint import layout, start, storage
 from maxlite.checkpoint.committing import Committed
 from maxlite.checkpoint.errors import RestoreError, SaveError, in_words
 from maxlite.checkpoint.peers import Peers
-from maxlite.checkpoint.policy import LastSave, SavePolicy, Votes, finish_or_save
+from maxlite.checkpoint.policy import NONE, LastSave, SavePolicy, Votes, finish_or_save
 from maxlite.checkpoint.reading import check_step
 from maxlite.checkpoint.saving import Pending, Saver
 from maxlite.checkpoint.stats import SaveRecord, SaveStats
@@ -81,7 +81,10 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error another process may be gone or elsewhere: a save is not waited for longer than it may take.
+        if error is not None:
+            self._then = "and the run ends"
+            if self._peers.count > 1:  # another may be gone, and a save that waits for it would wait out its timeout
+                self.wait(self._config.preemption_grace_seconds)
         self.close()
 
     def restore_or_init(
@@ -130,8 +133,10 @@ class Checkpointer:
         votes = self._policy.votes(step, self._clock(), saving=self._pending is not None)
         return {"save_busy": votes.busy, "save_due": votes.due, "save_failed": self._stopping}
 
-    def due(self, step: int, agreed: Mapping[str, float]) -> bool:
+    def due(self, step: int, agreed: Mapping[str, float], cast_for: int | None = None) -> bool:
         """Whether the state after `step` updates is to be saved now; the same on every process for equal votes.
+
+        `cast_for` is the step whose `flags` the agreed ones are; None: of this one.
 
         Raises SaveError if a save failed and `on_save_failure=stop`.
         """
@@ -142,7 +147,7 @@ class Checkpointer:
             raise SaveError(f"a save failed ({why}) and on_save_failure=stop; {self._where_it_stands()}")
         votes = Votes(busy=bool(agreed["save_busy"]), due=bool(agreed["save_due"]))
         self._decided_at = self._clock()
-        return self._policy.decide(step, votes) and step != self._resumed_step
+        return self._policy.decide(step, votes, cast_for) and step != self._resumed_step
 
     def maybe_save(self, step: int, state: Any) -> bool:
         """For one process: saves if a save is due; whether one was started."""
@@ -184,7 +189,7 @@ class Checkpointer:
                     self._start(step, state, metrics or {}, waited=0.0)
                     self._await_pending()
                     committed = self._all_have(step)
-                problem = self._verify(step, state) if committed else self.stats.last_failure
+                problem = self._verify(step, state) if committed else self._why_not()
                 if not problem:
                     return
                 committed = False
@@ -204,22 +209,23 @@ class Checkpointer:
         if self._all_have(step):
             return step
         deadline = self._clock() + grace_seconds
-        what = max(LastSave(int(text)) for text in self._agree(str(int(self._last_save(grace_seconds)))))
-        pending = self._pending
+        # A save that one process has seen to end may still be pending in another: what all do goes by all answers.
+        mine = int(self._last_save(grace_seconds)), NONE if self._pending is None else self._pending.step
+        answers = [json.loads(text) for text in self._agree(json.dumps(mine))]
+        what, writing = max(answer[0] for answer in answers), max(answer[1] for answer in answers)
         self._then = ""
         try:
-            if pending is not None:
+            if writing != NONE:
                 self._await_pending(deadline - self._clock())
-                done = pending.step if self._all_have(pending.step) else None
-                if done is not None and (what == LastSave.FINISH or done == step):
-                    return done
+                if self._all_have(writing) and (what == LastSave.FINISH or writing == step):
+                    return writing
             self._start(step, state, {}, waited=0.0)
             self._await_pending(deadline - self._clock())
             if self._all_have(step):
                 return step
         finally:
             self._then = None
-        why = self.stats.last_failure
+        why = self._why_not()
         raise SaveError(f"step {step} is not saved within preemption_grace_seconds: {why}; {self._where_it_stands()}")
 
     def poll(self) -> None:
@@ -392,6 +398,10 @@ class Checkpointer:
         self._policy.failed(self._clock())
         self._report(f"{problem}; saving again")
         self._record("checkpoints_lost", why=problem)
+
+    def _why_not(self) -> str:
+        """Why a step that this process has saved is not committed on all."""
+        return self.stats.last_failure or "another process does not know it to be committed"
 
     def _where_it_stands(self) -> str:
         last = self.stats.last_committed_step

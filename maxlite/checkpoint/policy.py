@@ -78,8 +78,14 @@ class SavePolicy:
         due = self._primary and step > 0 and self._due_here(step, now, saving)
         return Votes(busy=saving or now < self._retry_at, due=due or self._retry)
 
-    def decide(self, step: int, votes: Votes) -> bool:
-        """Whether the state after `step` updates is to be saved now; `votes` are the reduced ones. Once per step."""
+    def decide(self, step: int, votes: Votes, cast_for: int | None = None) -> bool:
+        """Whether the state after `step` updates is to be saved now; once per step.
+
+        Args:
+            step: of the state.
+            votes: the reduced ones.
+            cast_for: the step that they were given for; None: for this one.
+        """
         if step == 0:
             by_step = self._config.save_checkpoint_on_start
         else:
@@ -88,7 +94,8 @@ class SavePolicy:
         if by_step:
             self._owed_step = step
         # Votes from before the newest save started do not know about it: one is being written.
-        return (self._owed_step != NONE or votes.due) and not votes.busy and step > self._stale_until
+        asked = step if cast_for is None else cast_for
+        return (self._owed_step != NONE or votes.due) and not votes.busy and asked > self._stale_until
 
     def resumed(self, step: int, now: float) -> None:
         """The run goes on from `step`, which is on storage."""
