@@ -7,6 +7,7 @@ it. What one process cannot do fails the save on all of them at once, in that pr
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -22,6 +23,9 @@ from maxlite.checkpoint.retention import Retention
 from maxlite.config import CheckpointConfig
 
 T = TypeVar("T")
+
+RECLAIM_LOOKS = 10
+RECLAIM_PAUSE_SECONDS = 0.05
 
 
 class Committed(NamedTuple):
@@ -64,8 +68,7 @@ class Commit:
             else:
                 self._together("committed", lambda: None)
         except Exception as error:
-            if self.peers.primary:
-                self._reclaim(error)
+            self._reclaim(error)
             raise
         at = self.clock()
         if self.peers.primary and not self.abandoned.is_set():
@@ -104,6 +107,8 @@ class Commit:
 
     def _together(self, phase: str, part: Callable[[], T]) -> T:
         """Does this process's part; raises if any process could not do its own."""
+        if self.abandoned.is_set():  # while this thread hung; others may speak of a later save by now
+            raise SaveError("given up")
         done: list[T] = []
         failed: Exception | None = None
         try:
@@ -124,9 +129,24 @@ class Commit:
         return done[0]
 
     def _reclaim(self, error: Exception) -> None:
-        """Removes what failed saves left; only its own, if it was given up and another may be being written."""
-        try:
-            for path in [self.target] if self.abandoned.is_set() else storage.leftovers(self.directory):
-                path.rmtree(missing_ok=True)
-        except OSError as second:  # the failure itself is what matters; the next start cleans up
-            error.add_note(f"its leftovers could not be removed: {in_words(second)}")
+        """Removes what failed saves left; only its own, if it was given up and another may be being written.
+
+        Every process does, when its own writes have ended: the last of them leaves nothing. Looks again until nothing
+        is left, as other parts of a write whose first part failed may still make files, and others remove them too.
+        """
+        problem: OSError | None = None
+        for look in range(RECLAIM_LOOKS):
+            try:
+                everything = self.peers.primary and not self.abandoned.is_set()
+                found = storage.leftovers(self.directory) if everything else [self.target]
+                found = [path for path in found if path.exists()]
+                for path in found:
+                    path.rmtree(missing_ok=True)
+                if look and not found:
+                    return
+                problem = None
+            except OSError as raised:
+                problem = raised
+            time.sleep(RECLAIM_PAUSE_SECONDS)
+        if problem is not None:  # the failure itself is what matters; the next save, or start, cleans up
+            error.add_note(f"its leftovers could not be removed: {in_words(problem)}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 LONGEST_MESSAGE = 300
+_REASONS = sorted({os.strerror(number) for number in errno.errorcode})  # "No space left on device" and its like
 
 
 class CheckpointError(Exception):
@@ -40,5 +44,7 @@ def _message(error: BaseException) -> str:
     for tail in (" [tensorstore_spec", " [source locations"):
         text = text.split(tail, 1)[0]
     if len(text) > LONGEST_MESSAGE:  # what failed is at the start, why at the end, long paths between
-        text = f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 2 :]}"
+        short = f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 2 :]}"
+        # A few libraries say it in the middle.
+        text = "; ".join([short, *(reason for reason in _REASONS if reason in text and reason not in short)])
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -16,6 +16,7 @@ from maxlite.checkpoint.committing import Commit, Committed
 from maxlite.checkpoint.errors import SaveError
 from maxlite.checkpoint.peers import Peers
 from maxlite.checkpoint.retention import Retention
+from maxlite.checkpoint.stats import in_bytes
 from maxlite.config import CheckpointConfig
 
 METADATA_ROOM_BYTES = 4 << 20  # what a step takes besides its arrays, generously
@@ -122,6 +123,6 @@ class Saver:
         free = storage.free_bytes(self._directory) if self._directory.exists() else None
         if free is not None and free < size + METADATA_ROOM_BYTES and not self._config.checkpoint_storage_compression:
             raise SaveError(
-                f"{self._directory} has {free / 1e9:.2f} GB left and a save takes {size / 1e9:.2f} GB: free some "
-                "space, or keep fewer with max_num_checkpoints_to_keep"
+                f"No space left: {self._directory} has {in_bytes(free)} and a save takes "
+                f"{in_bytes(size + METADATA_ROOM_BYTES)}; free some, or keep fewer with max_num_checkpoints_to_keep"
             )

@@ -49,9 +49,9 @@ class SaveRecord(NamedTuple):
 
     def line(self) -> str:
         """For people: `saved step 120: 1.02 GB in 0.61 s (1.67 GB/s), training held for 0.03 s`."""
-        rate = _in_bytes(self.gb_per_second * 1e9)
+        rate = in_bytes(self.gb_per_second * 1e9)
         return (
-            f"saved step {self.step}: {_in_bytes(self.bytes)} in {self.seconds:.2f} s ({rate}/s), "
+            f"saved step {self.step}: {in_bytes(self.bytes)} in {self.seconds:.2f} s ({rate}/s), "
             f"training held for {self.blocked_seconds:.2f} s"
         )
 
@@ -164,7 +164,7 @@ class SaveStats:
         return max(0.0, now - self.safe_since)
 
 
-def _in_bytes(count: float) -> str:
+def in_bytes(count: float) -> str:
     """`1.02 GB`, `24.9 MB`, `310 kB`: three digits, powers of 1000."""
     units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
     unit, size = next((pair for pair in units if count >= 0.9995 * pair[1]), ("kB", 1e3))  # 0.9995 rounds to 1.00
