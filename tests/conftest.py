@@ -2,8 +2,11 @@
 does, and the golden Llamas."""
 
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,11 +60,13 @@ class Run:
             *TINY,
         ]
 
-    def start(self, *arguments, devices=1, stderr=subprocess.STDOUT):
+    def start(
+        self, *arguments, devices=1, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, program=("-m", "maxlite.train")
+    ):
         """A training process."""
         env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-        command = [sys.executable, "-m", "maxlite.train", *self.arguments, *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+        command = [sys.executable, *program, *self.arguments, *arguments]
+        return subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, env=env)
 
     def train(self, *arguments, expect=0, devices=1):
         """Trains to the end and returns what was printed; the exit status must be `expect`."""
@@ -70,6 +75,106 @@ class Run:
         assert process.returncode == expect, output
         assert "Traceback" not in output, output
         return output
+
+    @property
+    def checkpoints(self):
+        return self.directory / "checkpoints"
+
+    def steps(self):
+        """Those with the name of a checkpoint, oldest first."""
+        return sorted(int(name) for name in self.left_in_checkpoints() if name.isdigit())
+
+    def left_in_checkpoints(self):
+        """Every name there."""
+        try:
+            return sorted(path.name for path in self.checkpoints.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def arrays(self, step):
+        """Every array of a checkpoint as bytes."""
+        from maxlite.checkpoint import load_arrays
+
+        return {name: array.tobytes() for name, array in load_arrays(self.checkpoints / str(step)).items()}
+
+
+class Several:
+    """Processes of one device each that train a run together; what they print goes to files, to be read meanwhile."""
+
+    def __init__(self, run, *arguments, count=2, of_one=(), programs=None):
+        """`of_one`: arguments of process 1 alone. `programs`: what each runs, if not the trainer as it is."""
+        self.run = run
+        shared = ["per_device_batch_size=2", "log_period=1"]
+        if count > 1:
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{listener.getsockname()[1]}"
+            shared += [f"coordinator_address={address}", f"num_processes={count}"]
+        self.processes = []
+        for index in range(count):
+            own = [f"process_id={index}", *arguments, *(of_one if index else ())]
+            with self._log(index, "out").open("w") as out, self._log(index, "err").open("w") as err:
+                options = {} if programs is None else {"program": programs[index]}
+                self.processes.append(run.start(*shared, *own, stdout=out, stderr=err, **options))
+
+    def _log(self, index, kind):
+        return self.run.folder / f"{kind}{index}.txt"
+
+    def output(self, index=0):
+        """What a process printed so far. Gloo tells of its connections by itself."""
+        text = self._log(index, "out").read_text(errors="replace")
+        return "".join(re.findall(r"^(?!\[Gloo\]).*\n", text, re.MULTILINE))
+
+    def errors(self, index=0):
+        return self._log(index, "err").read_text(errors="replace")
+
+    def printed(self):
+        return [self.output(index) + self.errors(index) for index in range(len(self.processes))]
+
+    def wait(self, reached, seconds=120):
+        """Until `reached()`; all must be alive until then."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < deadline, self.printed()
+            assert all(process.poll() is None for process in self.processes), self.printed()
+            time.sleep(0.002)
+
+    def wait_for_step(self, step):
+        self.wait(lambda: self.newest_logged >= step)
+
+    @property
+    def newest_logged(self):
+        return max(
+            (int(step) for step in re.findall(r"^step (\d+)/\d+  loss ", self.output(), re.MULTILINE)), default=0
+        )
+
+    def end(self, timeout=120):
+        """Waits for all: exit statuses, outputs, errors."""
+        try:
+            statuses = [process.wait(timeout=timeout) for process in self.processes]
+        finally:
+            self.kill()
+        indices = range(len(self.processes))
+        return statuses, [self.output(index) for index in indices], [self.errors(index) for index in indices]
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def start_several(make_run):
+    """`start_several(arguments, run=, count=, of_one=, programs=)`: see `Several`; a fresh run where none is given."""
+    started = []
+
+    def start(*arguments, run=None, **options):
+        started.append(Several(run or make_run(f"several{len(started)}"), *arguments, **options))
+        return started[-1]
+
+    yield start
+    for several in started:
+        several.kill()
 
 
 @pytest.fixture(scope="session")

@@ -1,81 +1,26 @@
 """Training as several real processes on this machine: one run, one decision, and what happens when one is gone."""
 
+import itertools
+import random
 import re
 import signal
-import socket
-import subprocess
 import time
 
 import pytest
 
+from maxlite.telemetry.events import read_events
 from maxlite.telemetry.metrics_file import read_metrics
 
 # What a run that saves nothing ends with when it is stopped.
 NOT_SAVED = 3
-ENDLESS = ["steps=1000000", "eval_steps=0"]
+UNSAVED = "enable_checkpointing=false"
+ENDLESS = ["steps=1000000", "eval_steps=0", UNSAVED]
 LOST = "died or left"
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Two:
-    """Two processes of one device each that train a run together."""
-
-    def __init__(self, run, *arguments, of_one=()):
-        shared = [
-            f"coordinator_address=127.0.0.1:{free_port()}",
-            "num_processes=2",
-            "per_device_batch_size=2",
-            "enable_checkpointing=false",
-            "log_period=1",
-        ]
-        self.run = run
-        self.processes = [
-            run.start(*shared, f"process_id={index}", *arguments, *(of_one if index else ()), stderr=subprocess.PIPE)
-            for index in range(2)
-        ]
-
-    def wait_for_step(self, step):
-        metrics = self.run.directory / "metrics.jsonl"
-        self.wait(lambda: metrics.exists() and any(record["step"] >= step for record in read_metrics(metrics)))
-
-    def wait(self, reached):
-        deadline = time.monotonic() + 120
-        while not reached():
-            assert time.monotonic() < deadline, [process.kill() for process in self.processes]
-            assert all(process.poll() is None for process in self.processes), self.end()
-            time.sleep(0.005)
-
-    def end(self, timeout=120):
-        """Waits for both: exit statuses, outputs, errors."""
-        try:
-            texts = [process.communicate(timeout=timeout) for process in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
-        outputs, errors = zip(*texts, strict=True)
-        # Gloo tells of its connections by itself.
-        outputs = ["".join(re.findall(r"^(?!\[Gloo\]).*\n", output, re.MULTILINE)) for output in outputs]
-        return [process.returncode for process in self.processes], outputs, errors
-
-
 @pytest.fixture
-def start_two(make_run):
-    started = []
-
-    def start(*arguments, **options):
-        started.append(Two(make_run(f"two{len(started)}"), *arguments, **options))
-        return started[-1]
-
-    yield start
-    for two in started:
-        for process in two.processes:
-            process.kill()
-            process.communicate()
+def start_two(start_several):
+    return start_several
 
 
 def numbers(run):
@@ -86,14 +31,14 @@ def numbers(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [(), ("ici_data_parallelism=2",), ("gradient_accumulation_steps=2",)])
 def test_two_processes_train_as_one_process_with_two_devices(start_two, make_run, plan):
-    arguments = ["steps=6", "eval_interval=3", *plan]
+    arguments = ["steps=6", "eval_interval=3", UNSAVED, *plan]
     two = start_two(*arguments)
     statuses, outputs, errors = two.end()
     assert statuses == [0, 0], errors
     assert "final step       6 of 6" in outputs[0]
     assert not outputs[1]
     one = make_run("one")
-    one.train(*arguments, "per_device_batch_size=2", "log_period=1", "enable_checkpointing=false", devices=2)
+    one.train(*arguments, "per_device_batch_size=2", "log_period=1", devices=2)
     assert numbers(two.run) == numbers(one)
 
 
@@ -117,8 +62,7 @@ def test_a_signal_to_one_stops_both_at_the_same_step(start_two, index, number):
 @pytest.mark.slow
 def test_a_signal_while_compiling_stops_both_after_their_first_steps(start_two):
     two = start_two(*ENDLESS, "jax_cache_dir=null")
-    while "compiling the train step" not in (line := two.processes[0].stdout.readline()):
-        assert line, two.end()
+    two.wait(lambda: "compiling the train step" in two.output(0))
     two.processes[1].terminate()
     statuses, outputs, errors = two.end(timeout=60)
     assert statuses == [NOT_SAVED, NOT_SAVED], errors
@@ -131,6 +75,7 @@ def test_a_signal_while_compiling_stops_both_after_their_first_steps(start_two):
 def test_a_signal_while_evaluating_stops_both_at_the_same_batch(start_two):
     two = start_two(
         "steps=1000000",
+        UNSAVED,
         "eval_interval=3",
         "eval_fraction=0.9",
         "eval_per_device_batch_size=1",
@@ -165,9 +110,8 @@ def test_when_one_stands_still_the_other_leaves_by_itself(start_two):
     two = start_two(*ENDLESS, "jax_distributed_heartbeat_timeout_seconds=5")
     two.wait_for_step(5)
     two.processes[1].send_signal(signal.SIGSTOP)
-    _, error = two.processes[0].communicate(timeout=60)
-    assert two.processes[0].returncode == NOT_SAVED, error
-    assert "process 0: error: process 1 died or left" in error
+    assert two.processes[0].wait(timeout=60) == NOT_SAVED, two.errors(0)
+    assert "process 0: error: process 1 died or left" in two.errors(0)
 
 
 @pytest.mark.slow
@@ -183,8 +127,127 @@ def test_bad_input_on_one_ends_both(start_two):
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_so_on_both(start_two):
-    two = start_two("steps=40", "learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0", "eval_steps=0")
+    two = start_two(
+        "steps=40", "learning_rate=1e30", "opt_type=sgd", "gradient_clipping_threshold=0", "eval_steps=0", UNSAVED
+    )
     statuses, outputs, errors = two.end(timeout=60)
     assert statuses == [4, 4], errors
     assert "is not finite" in outputs[0]
     assert not any(LOST in error for error in errors), errors
+
+
+# Nothing here depends on `steps`, so that a run can be told its last step after its last kill.
+SAVING = [
+    "base_mlp_dim=2048",  # 5 MB of state, so that a save takes longer than a look at the directory
+    "enable_continuous_checkpointing=true",
+    "lr_schedule_type=constant",
+    "learning_rate_schedule_steps=1000",
+    "eval_interval=7",
+    "eval_steps=2",
+]
+FOREVER = "steps=100000000"
+
+
+def one_process(run, *arguments):
+    """The same training by one process with two devices."""
+    return run.train(*SAVING, "per_device_batch_size=2", "log_period=1", *arguments, devices=2)
+
+
+def must_end_as_the_run_never_stopped(start_two, run, whole, *arguments):
+    last = run.steps()[-1] + 5
+    statuses, outputs, errors = start_two(*SAVING, f"steps={last}", *arguments, run=run).end()
+    assert statuses == [0, 0], errors
+    assert f"resuming from step {last - 5} of {last}" in outputs[0]
+    one_process(whole, f"steps={last}")
+    assert run.arrays(last) == whole.arrays(last)
+    assert numbers(run) == numbers(whole)
+
+
+@pytest.mark.slow
+def test_two_and_one_continue_each_others_run_bit_for_bit(start_two, make_run):
+    best = "keep_best_n_checkpoints=2"
+    two = start_two(*SAVING, best, "steps=21")
+    run = two.run
+    statuses, _, errors = two.end()
+    assert statuses == [0, 0], errors
+    saves = [event for event in read_events(run.directory / "events.jsonl") if event["event"] == "save"]
+    assert run.left_in_checkpoints() == sorted(map(str, run.steps())), "something was left"
+    steps = [event["step"] for event in saves]
+    assert steps == sorted(set(steps))
+    assert set(run.steps()) <= set(steps)
+    assert set(steps[-10:]) <= set(run.steps())
+    # No save is started before the one before it has ended, which would hold training: by votes, from the second step
+    # on after a start. What is evaluated, and the last state, is saved whatever is being written.
+    assert all(b - a >= 2 for a, b in itertools.pairwise(steps) if b % 7 and b != 21), steps
+
+    assert "resuming from step 21 of 28" in one_process(run, best, "steps=28")
+    statuses, outputs, errors = start_two(*SAVING, best, "steps=42", run=run).end()
+    assert statuses == [0, 0], errors
+    assert "resuming from step 28 of 42" in outputs[0]
+    whole = make_run("whole")
+    one_process(whole, best, "steps=42")
+    assert run.arrays(42) == whole.arrays(42)
+    assert numbers(run) == numbers(whole)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_terminated_at_random_instants_is_the_run_never_stopped(start_two, make_run):
+    instants, run, whole = random.Random(0), make_run("terminated"), make_run("whole")
+    for signalled in ([0], [1], [0, 1], [1]):
+        before = run.steps()[-1:]
+        two = start_two(*SAVING, FOREVER, run=run)
+        two.wait(lambda before=before: run.steps()[-1:] != before)
+        time.sleep(instants.uniform(0, 0.7))
+        for index in signalled:
+            two.processes[index].terminate()
+        statuses, outputs, errors = two.end(timeout=60)
+        assert statuses == [5, 5], errors
+        assert not any("Traceback" in text for text in two.printed()), two.printed()
+        assert f"step {run.steps()[-1]} is saved" in outputs[0]
+        assert run.left_in_checkpoints() == sorted(map(str, run.steps())), "a save was left unfinished"
+    must_end_as_the_run_never_stopped(start_two, run, whole)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_of_which_one_is_killed_while_saving_is_the_run_never_killed(start_two, make_run):
+    instants, run, whole = random.Random(0), make_run("killed"), make_run("whole")
+    for kill in range(5):
+        before = run.steps()
+        two = start_two(*SAVING, FOREVER, run=run)
+        two.wait(lambda before=before: run.steps()[-1:] != before[-1:])
+        later = time.monotonic() + instants.uniform(0, 0.5)
+        two.wait(
+            lambda later=later: time.monotonic() > later and any("tmp" in name for name in run.left_in_checkpoints())
+        )
+        two.processes[kill % 2].kill()
+        began = time.monotonic()
+        statuses, outputs, errors = two.end(timeout=60)
+        print(f"kill {kill}: the other left after {time.monotonic() - began:.1f} s")
+        assert statuses[kill % 2] == -signal.SIGKILL
+        assert statuses[1 - kill % 2] == NOT_SAVED, errors
+        assert LOST in errors[1 - kill % 2]
+        if before:
+            assert f"resuming from step {before[-1]} of" in outputs[0]
+        assert all((run.checkpoints / str(step) / "commit_success.txt").exists() for step in run.steps())
+    must_end_as_the_run_never_stopped(start_two, run, whole)
+    assert run.left_in_checkpoints() == sorted(map(str, run.steps())), "leftovers of a killed run"
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_not_shared_is_refused_by_both(start_two, tmp_path):
+    two = start_two(*SAVING, FOREVER, of_one=[f"base_output_directory={tmp_path / 'other'}"])
+    statuses, _, errors = two.end(timeout=60)
+    assert statuses == [2, 2], errors
+    assert all("is not shared: this process does not see what process 0 wrote there" in text for text in errors)
+    assert all("base_output_directory must be one directory for all processes" in text for text in errors)
+
+
+@pytest.mark.slow
+def test_two_start_from_the_state_of_another_run(start_two):
+    # Only the primary's clock says that a save of the first state is due.
+    first = start_two(*SAVING, "steps=4")
+    assert first.end()[0] == [0, 0]
+    second = start_two(*SAVING, "steps=8", f"load_full_state_path={first.run.directory}")
+    statuses, _, errors = second.end(timeout=60)
+    assert statuses == [0, 0], errors
+    assert 4 in second.run.steps()

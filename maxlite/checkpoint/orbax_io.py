@@ -21,7 +21,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint._src.serialization import tensorstore_utils
+from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint._src.serialization import tensorstore_utils, type_handler_registry
 
 from maxlite.checkpoint.tree import ArrayInfo, array_infos, named_leaves, nested
 from maxlite.config import CheckpointConfig
@@ -108,7 +109,7 @@ def _handler(config: CheckpointConfig, *, local: bool = True) -> ocp.PyTreeCheck
     limits: dict[str, Any] = {}
     if gigabytes is not None:
         limits = {"save_concurrent_gb": gigabytes, "restore_concurrent_gb": gigabytes}
-    return ocp.PyTreeCheckpointHandler(
+    handler = ocp.PyTreeCheckpointHandler(
         # A file per array and shard is written faster than a few large ones (benchmarks/NOTES.md), and many small
         # objects are what object stores are slowest with.
         use_ocdbt=not local if use_ocdbt is None else use_ocdbt,
@@ -116,6 +117,12 @@ def _handler(config: CheckpointConfig, *, local: bool = True) -> ocp.PyTreeCheck
         use_compression=config.checkpoint_storage_compression,
         **limits,
     )
+    # Each process makes the directory of the arrays' metadata that it needs. Orbax's others wait 10 minutes for the
+    # primary's, which never comes when the primary's own write has failed.
+    registry = type_handler_registry.GLOBAL_TYPE_HANDLER_REGISTRY
+    if metadata := array_metadata_store.resolve_array_metadata_store(registry):
+        metadata.set_primary_host(None)
+    return handler
 
 
 class Writer:
