@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -21,9 +21,9 @@ PREEMPTED = 5  # the exit status; see maxlite.config.Exit, which may not be load
 class StopRequest:
     """Installs the handlers while entered; `requested` is the name of the signal that came, empty before.
 
-    Outside `deferred()`, before there is a state, there is nothing to save: the process leaves at once. (It does not
-    raise: an exception from a handler may surface inside any library's code, and not all of it can stand that.)
-    Inside, the signal is only remembered, and the loop ends itself at the next step.
+    Before `defer()` there is no state and nothing to save: the process leaves at once. (It does not raise: an
+    exception from a handler may surface inside any library's code, and not all of it can stand that.) After it the
+    signal is only remembered, and the loop ends itself at the next step.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,9 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def deferred(self) -> Generator[None]:
-        """Signals wait for the code inside to look at `requested`."""
+    def defer(self) -> None:
+        """From now on signals wait for the code to look at `requested`: there is something to save, or to end well."""
         self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = False
 
     def finishes(self, job: Callable[[], object], *, wait: bool = False) -> bool:
         """Runs a job that no signal can interrupt; false if a signal came before its end.

@@ -86,7 +86,7 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
     last, saves = config.run.steps, config.checkpoint
     with ExitStack() as stack:
         if processes.count > 1:  # a signal to one ends all, in the first step that they compute together
-            stack.enter_context(stop.deferred())
+            stop.defer()
         console = stack.enter_context(Console(silent=not processes.primary))
         run = stack.enter_context(RunDirectory(config, processes.primary))
         console.lines(saves.warnings(last))
@@ -106,7 +106,7 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
         )
         admit = partial(require_same_run, now=metadata, allow_config_change=saves.allow_config_change)
         state, start = checkpointer.restore_or_init(program.abstract_state, program.init_state, admit)
-        stack.enter_context(stop.deferred())
+        stop.defer()
         stack.enter_context(checkpointer)
         console.lines(program.describe(), data.describe())
         if saved := checkpointer.saved_metadata:
@@ -182,22 +182,34 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
         except NonFiniteError as error:
             console.line(f"error: {error}")
             return Exit.DIVERGED
-        done = step >= last and (not evaluation_wanted(step) or evaluated == step)
-        safe: int | None = step
+        done, grace = (
+            step >= last and (not evaluation_wanted(step) or evaluated == step),
+            saves.preemption_grace_seconds,
+        )
+        safe: int | None = start
         if not done and step > start:
-            safe = checkpointer.save_preempted(step, state, stop.seconds_left(saves.preemption_grace_seconds))
+            metrics = {"loss": newest["loss"]}
+            safe = checkpointer.save_preempted(step, state, stop.seconds_left(grace), metrics)
         elif not done:
-            checkpointer.wait(stop.seconds_left(saves.preemption_grace_seconds))
+            checkpointer.wait(stop.seconds_left(grace))
         elif step > start and saves.save_checkpoint_on_completion:
             checkpointer.save_final(step, state, metrics)
+        else:
+            checkpointer.require_saved()
         resume = resume_command(arguments, 2 * last if done else None)
         console.lines(summary(step, last, log, checkpointer.stats, run.path, resume))
         if not done:
-            what = f"step {step} is not saved" if safe is None else f"step {safe} is saved"
-            if safe is not None and safe < step:
-                what += f"; the {step - safe} steps after it will be done again"
-            console.line(f"{stop.requested or 'a signal to another process'}: {what}")
+            console.line(f"{stop.requested or 'a signal to another process'}: {stopped(step, start, safe)}")
         return Exit.DONE if done else Exit.SAVE_FAILED if safe is None else Exit.PREEMPTED
+
+
+def stopped(step: int, start: int, safe: int | None) -> str:
+    """What a signal left of a run that began at `start` and came to `step`; `safe` is on storage."""
+    if step == start:
+        return "stopped before its first step: nothing to save, nothing lost"
+    if safe is None:
+        return f"step {step} is not saved"
+    return f"step {safe} is saved" + (f"; the {step - safe} steps after it will be done again" if safe < step else "")
 
 
 def resume_command(arguments: Sequence[str], steps: int | None) -> str:

@@ -25,7 +25,8 @@ def test_outside_the_loop_the_process_leaves_at_once(number):
 
 @pytest.mark.parametrize("number", ALL)
 def test_inside_the_loop_a_signal_is_remembered(number, capfd):
-    with StopRequest() as stop, stop.deferred():
+    with StopRequest() as stop:
+        stop.defer()
         assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.requested == number.name

@@ -5,17 +5,17 @@ from maxlite.checkpoint.errors import CheckpointError, RestoreError, SaveError
 from maxlite.checkpoint.loading import load_arrays
 from maxlite.checkpoint.peers import Peers
 from maxlite.checkpoint.reading import Restored, check_step, restore_newest
-from maxlite.checkpoint.stats import Commit, Interval, SaveStats
+from maxlite.checkpoint.stats import Interval, SaveRecord, SaveStats
 
 __all__ = [
     "CheckpointError",
     "Checkpointer",
-    "Commit",
     "Interval",
     "Peers",
     "RestoreError",
     "Restored",
     "SaveError",
+    "SaveRecord",
     "SaveStats",
     "check_step",
     "load_arrays",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from maxlite.checkpoint import fingerprint, integrity, layout, orbax_io
+from maxlite.checkpoint.background import Job
 from maxlite.checkpoint.errors import Damage
 from maxlite.checkpoint.tree import array_infos, differences, named_leaves
 from maxlite.config import CheckpointConfig, InputError
@@ -65,18 +65,21 @@ def read_checked(
     state = path / layout.STATE
     groups = _groups(metadata, wanted)
     read = functools.partial(orbax_io.read_arrays, state, config=config)
-    with ThreadPoolExecutor(1, "checkpoint-read") as reader:
-        ahead = [reader.submit(read, groups[0])]
+    ahead = [Job("checkpoint-read", functools.partial(read, groups[0]))]
+    try:
         for group, following in zip(groups, [*groups[1:], None], strict=True):
             arrays = agree(functools.partial(_take, ahead, read, group))
             if following is not None:
-                ahead.append(reader.submit(read, following))
+                ahead.append(Job("checkpoint-read", functools.partial(read, following)))
             done = {name: _finish(arrays.pop(name), wanted[name]) for name in group}
             if record is not None and config.checkpoint_verify == "full":
                 found = {name: fingerprint.of_one(sums) for name, (_, sums) in done.items()}
                 agree(functools.partial(integrity.require_arrays, record, found))
             for name in group:
                 yield name, done.pop(name)[0]
+    finally:
+        for reading in ahead:
+            reading.wait(config.checkpoint_timeout_seconds)
 
 
 def _check_files(
@@ -101,11 +104,14 @@ def _check_files(
     return record
 
 
-def _take(
-    ahead: list[Future[Arrays]], read: Callable[..., Arrays], group: Mapping[str, jax.ShapeDtypeStruct]
-) -> Arrays:
+def _take(ahead: list[Job[Arrays]], read: Callable[..., Arrays], group: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
     """The arrays of a group, read ahead; or read now, when what was read ahead failed and this is another try."""
-    arrays = ahead.pop().result() if ahead else read(group)
+    if ahead:
+        reading = ahead.pop()
+        reading.join()
+        arrays = reading.result()
+    else:
+        arrays = read(group)
     # Orbax casts, pads and truncates in silence when asked to.
     if problems := differences(array_infos(arrays), array_infos(group)):
         raise Damage(f"arrays differ from their metadata: {'; '.join(problems)}")

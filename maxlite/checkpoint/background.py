@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -21,6 +22,13 @@ class Job(Future[T]):
         self._job = job
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Blocks until it has ended, for so long at most; whether it has, and its thread is gone."""
+        futures.wait([self], timeout=max(0.0, timeout_seconds))
+        if self.done():
+            self.join()
+        return self.done()
 
     def join(self) -> None:
         """Blocks until the thread is gone. One that still cleans up when the interpreter ends would abort it."""

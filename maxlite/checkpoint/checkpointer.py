@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
 from maxlite.checkpoint import layout, start, storage
+from maxlite.checkpoint.background import Job
 from maxlite.checkpoint.committing import Committed
-from maxlite.checkpoint.errors import RestoreError, SaveError, in_words
+from maxlite.checkpoint.errors import PeerError, RestoreError, SaveError, in_words
 from maxlite.checkpoint.peers import Peers
-from maxlite.checkpoint.policy import NONE, LastSave, SavePolicy, Votes, finish_or_save
+from maxlite.checkpoint.policy import NONE, SavePolicy, Votes, worth_another_save
 from maxlite.checkpoint.reading import check_step
 from maxlite.checkpoint.saving import Pending, Saver
 from maxlite.checkpoint.stats import SaveRecord, SaveStats
@@ -25,6 +26,8 @@ from maxlite.config import CheckpointConfig
 FINAL_ATTEMPTS = 2
 LATE_SECONDS = 10.0  # a save is late after this, and after LATE_TIMES the longest of the newest saves
 LATE_TIMES = 5.0
+GIVE_UP_SECONDS = 120.0  # and it is given up after this, and after GIVE_UP_TIMES as long
+GIVE_UP_TIMES = 20.0
 HANG_GRACE_SECONDS = 10.0  # a write is given up at its timeout; this is for what the timeout does not bound
 NO_FLAGS = {"save_busy": False, "save_due": False, "save_failed": False}
 
@@ -73,6 +76,7 @@ class Checkpointer:
         self._resumed_step: int | None = None
         self._stopping = False  # a save failed, and on_save_failure=stop
         self._then: str | None = None  # what follows when the pending save fails; "": the caller raises what failed
+        self._owed = ""  # why the newest save failed, if no other was committed since
         self._agreements = 0
 
     def __enter__(self) -> Self:
@@ -117,6 +121,7 @@ class Checkpointer:
             self._resumed_step = found.step
             self.stats.last_committed_step = found.step
             self._policy.resumed(found.step, now)
+            self._watch.expect(found.step)
             if self._config.checkpoint_verify == "full":
                 self._saver.verified(found.step)
         return found.state, found.step
@@ -165,9 +170,10 @@ class Checkpointer:
         self._await_pending()
         self._start(step, state, metrics or {}, waited=began - self._decided_at)
         self._held = self._clock() - began
-        committed = self._config.async_checkpointing or self._await_pending()
-        self.stats.blocked_seconds += self._clock() - began
-        return committed
+        if not self._config.async_checkpointing:
+            return self._await_pending()
+        self.stats.blocked_seconds += self._held
+        return True
 
     def save_final(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         """Commits `state`, the last of a finished run, and reads it back: storage holds these very bits.
@@ -191,6 +197,8 @@ class Checkpointer:
                     committed = self._all_have(step)
                 problem = self._verify(step, state) if committed else self._why_not()
                 if not problem:
+                    self._saver.delete_old()  # what it replaces, now that it is known to be good
+                    self.wait()
                     return
                 committed = False
         finally:
@@ -198,49 +206,60 @@ class Checkpointer:
             self._record("final_save", step=step, seconds=self._clock() - began)
         raise SaveError(f"the final state, step {step}, is not saved in {self.directory}: {problem}")
 
-    def save_preempted(self, step: int, state: Any, grace_seconds: float) -> int | None:
+    def save_preempted(
+        self, step: int, state: Any, grace_seconds: float, metrics: Mapping[str, float] | None = None
+    ) -> int | None:
         """Commits `state`, or a recent enough one that is being written, within the grace; the step that is safe.
 
-        `policy.finish_or_save` says which. None if checkpointing is off. Raises SaveError if neither is committed in
-        time.
+        A save that is being written is finished first; `policy.worth_another_save` says whether it is enough. None if
+        checkpointing is off. Raises SaveError if neither is committed in time.
         """
         if not self._config.enable_checkpointing:
             return None
-        if self._all_have(step):
-            return step
-        deadline = self._clock() + grace_seconds
         # A save that one process has seen to end may still be pending in another: what all do goes by all answers.
-        mine = int(self._last_save(grace_seconds)), NONE if self._pending is None else self._pending.step
-        answers = [json.loads(text) for text in self._agree(json.dumps(mine))]
-        what, writing = max(answer[0] for answer in answers), max(answer[1] for answer in answers)
+        last, writing = self.stats.last_committed_step, NONE if self._pending is None else self._pending.step
+        answers = self._agree([last, writing, grace_seconds], grace_seconds)
+        if all(answer[0] == step for answer in answers):
+            return step
+        writing, deadline = max(answer[1] for answer in answers), self._clock() + min(answer[2] for answer in answers)
+        safe: int | None = None
         self._then = ""
         try:
             if writing != NONE:
                 self._await_pending(deadline - self._clock())
-                if self._all_have(writing) and (what == LastSave.FINISH or writing == step):
-                    return writing
-            self._start(step, state, {}, waited=0.0)
-            self._await_pending(deadline - self._clock())
-            if self._all_have(step):
-                return step
+                safe = writing if self._all_have(writing, deadline) else None
+            if self._saves_another(step, safe, deadline):
+                self._start(step, state, metrics or {}, waited=0.0)
+                self._await_pending(deadline - self._clock())
+                safe = step if self._all_have(step, deadline) else safe
         finally:
             self._then = None
-        why = self._why_not()
-        raise SaveError(f"step {step} is not saved within preemption_grace_seconds: {why}; {self._where_it_stands()}")
+        if safe is None:
+            why = f"{self._why_not()}; {self._where_it_stands()}"
+            raise SaveError(f"step {step} is not saved within preemption_grace_seconds: {why}")
+        return safe
+
+    def _saves_another(self, step: int, safe: int | None, deadline: float) -> bool:
+        """Whether all save `step` too, when `safe` is committed on all of them."""
+        left, work = deadline - self._clock(), self._clock() - self.stats.safe_since
+        worth = safe is None or worth_another_save(left, save_seconds=self._usual_seconds(), work_seconds=work)
+        return safe != step and all(self._agree(left > 0 and worth, max(left, 1.0)))
 
     def poll(self) -> None:
         """Notices if the save being written has ended, is late or hangs; never blocks. `flags` does this too."""
+        for warning in self._saver.warnings():
+            self._report(warning)
         pending = self._pending
         if pending is None:
-            if problem := self._watch.problem():
-                self._lost(problem)
+            if lost := self._watch.problem():
+                self._lost(*lost)
             return
-        took = self._clock() - pending.started
+        took, usual = self._clock() - pending.started, self._usual_seconds()
         if pending.result.done():
             self._settle(pending)
-        elif took > self._config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS:
+        elif took > self._longest_seconds():
             self._abandon(pending, took)
-        elif not self._late and took > max(LATE_SECONDS, LATE_TIMES * (self._usual_seconds() or LATE_SECONDS)):
+        elif not self._late and took > max(LATE_SECONDS, LATE_TIMES * (usual or LATE_SECONDS)):
             self._late = True
             self._report(f"save of step {pending.step} is late: not committed after {took:.0f} s; training goes on")
             self._record("save_late", step=pending.step, seconds=took)
@@ -264,9 +283,15 @@ class Checkpointer:
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Blocks until no save is being written, for `timeout_seconds` (`checkpoint_timeout_seconds`) at most."""
-        began = self._clock()
         self._await_pending(timeout_seconds)
-        self.stats.blocked_seconds += self._clock() - began
+        for warning in self._saver.wait_for_deletions(self._config.checkpoint_timeout_seconds):
+            self._report(warning)
+
+    def require_saved(self) -> None:
+        """Waits for the save being written, at the end of a run. Raises SaveError if the newest one failed."""
+        self._await_pending()
+        if self._owed:
+            raise SaveError(f"the last save failed: {self._owed}; {self._where_it_stands()}")
 
     def close(self) -> None:
         """Waits for the save being written and releases everything; may be called twice."""
@@ -288,16 +313,12 @@ class Checkpointer:
         self._waited, self._held, self._late, self._beside = waited, 0.0, False, True
         self._pending = self._saver.start(arrays, metadata)
 
-    def _last_save(self, grace_seconds: float) -> LastSave:
-        pending, usual = self._pending, self._usual_seconds()
-        took = 0.0 if pending is None else self._clock() - pending.started
-        return finish_or_save(
-            grace_seconds,
-            saving=pending is not None,
-            until_commit=None if usual is None else usual - took,
-            save_seconds=usual,
-            work_seconds=took,
-        )
+    def _longest_seconds(self) -> float:
+        """How long a save may take before it is given up: a multiple of what the newest took, once that is known."""
+        limit, usual = self._config.checkpoint_timeout_seconds, self._usual_seconds()
+        if usual is not None:
+            limit = min(limit, max(GIVE_UP_SECONDS, GIVE_UP_TIMES * usual))
+        return limit + HANG_GRACE_SECONDS
 
     def _usual_seconds(self) -> float | None:
         """The longest of the newest saves; None before the first."""
@@ -306,39 +327,49 @@ class Checkpointer:
     def _verify(self, step: int, state: Any) -> str:
         """What is wrong with a committed step, which then is one no more; empty if it holds what was saved."""
         path = layout.step_path(self.directory, step)
+        check = partial(check_step, path, self._report, abstract_state=state, config=self._config, peers=self._peers)
+        reading, longest = Job("checkpoint-verify", check), self._config.checkpoint_timeout_seconds
         try:
-            problem = check_step(path, self._report, abstract_state=state, config=self._config, peers=self._peers)
+            if not reading.wait(longest):
+                raise RestoreError(f"not read back within {longest:g} s")
+            problem = reading.result()
+            if problem:
+                self.stats.last_committed_step = None
+                self._report(f"checkpoint {path} is damaged: {problem}")
+                self._record("checkpoint_damaged", step=step, why=problem)
+                if moved := self._saver.set_aside(step):
+                    self._report(moved)
         except (RestoreError, OSError) as error:  # nothing says that the step is bad: it stays
-            raise SaveError(f"the final state, step {step}, is committed but not verified: {error}") from error
-        if problem:
-            self.stats.last_committed_step = None
-            self._report(f"checkpoint {path} is damaged: {problem}")
-            self._record("checkpoint_damaged", step=step, why=problem)
-            if moved := self._saver.set_aside(step):
-                self._report(moved)
-        else:
+            raise SaveError(
+                f"the final state, step {step}, is committed but not verified: {in_words(error)}"
+            ) from error
+        if not problem:
             self._saver.verified(step)
         return problem
 
-    def _agree(self, text: str) -> list[str]:
-        """Every process's text; for the end of a run, when no train step carries it."""
-        self._agreements += 1
-        return self._peers.exchange(
-            f"agree/{self._agreements}", text, timeout_seconds=self._config.checkpoint_timeout_seconds
-        )
+    def _agree(self, answer: Any, timeout_seconds: float) -> list[Any]:
+        """Every process's answer, anything JSON can hold; for the end of a run, when no train step carries it.
 
-    def _all_have(self, step: int) -> bool:
+        Raises SaveError if one does not answer in time.
+        """
+        self._agreements += 1
+        try:
+            topic, text = f"agree/{self._agreements}", json.dumps(answer)
+            return [json.loads(text) for text in self._peers.exchange(topic, text, timeout_seconds=timeout_seconds)]
+        except PeerError as error:
+            raise SaveError(f"{error}; {self._where_it_stands()}") from error
+
+    def _all_have(self, step: int, deadline: float | None = None) -> bool:
         """Whether every process knows the step to be committed."""
-        return set(self._agree(str(self.stats.last_committed_step))) == {str(step)}
+        left = self._config.checkpoint_timeout_seconds if deadline is None else deadline - self._clock() + 1.0
+        return all(last == step for last in self._agree(self.stats.last_committed_step, left))
 
     def _await_pending(self, timeout_seconds: float | None = None) -> bool:
         """Blocks until the save being written has ended, if there is one; whether it was committed."""
         pending = self._pending
         if pending is None:
             return False
-        longest = self._config.checkpoint_timeout_seconds + HANG_GRACE_SECONDS
-        concurrent.futures.wait([pending.result], timeout=longest if timeout_seconds is None else timeout_seconds)
-        if pending.result.done():
+        if pending.result.wait(self._longest_seconds() if timeout_seconds is None else timeout_seconds):
             return self._settle(pending)
         self._abandon(pending, self._clock() - pending.started)
         return False
@@ -357,7 +388,11 @@ class Checkpointer:
         return True
 
     def _committed(self, pending: Pending, committed: Committed) -> None:
-        self._pending = None
+        self._pending, self._owed = None, ""
+        held = self._held
+        if not self._config.async_checkpointing:
+            held = self._clock() - pending.started
+            self.stats.blocked_seconds += held
         saved = SaveRecord(
             pending.step,
             pending.started,
@@ -367,7 +402,7 @@ class Checkpointer:
             write_seconds=committed.write_seconds,
             digest_seconds=committed.digest_seconds,
             commit_seconds=committed.commit_seconds,
-            blocked_seconds=self._held,
+            blocked_seconds=held,
             bytes=pending.bytes,
         )
         self._policy.committed(self._clock())
@@ -375,8 +410,9 @@ class Checkpointer:
         self.stats.commits.append(saved)
         self.stats.last_committed_step = pending.step
         self.stats.safe_since = pending.started
-        self._watch.expect(layout.step_path(self.directory, pending.step))
+        self._watch.expect(pending.step)
         self._record("save", **saved.to_event())
+        self._saver.committed(pending.metadata, committed.stored_bytes)
         for warning in committed.warnings:
             self._report(warning)
 
@@ -384,19 +420,23 @@ class Checkpointer:
         self._pending = None
         self._saver.forget_writer()
         self.stats.failed += 1
-        self.stats.last_failure = in_words(error)
+        self.stats.last_failure = self._owed = in_words(error)
         self._stopping = self._config.on_save_failure == "stop"
         delay = self._policy.failed(self._clock())
         self._record("save_failed", step=step, why=self.stats.last_failure, retry_seconds=delay)
-        then = f"next try in {delay:.0f} s or later" if self._then is None else self._then
-        if then and not self._stopping:
+        then = self._then
+        if then is None:
+            then = "and on_save_failure=stop" if self._stopping else f"next try in {delay:.0f} s or later"
+        if then:
             self._report(f"save of step {step} failed, {then}: {self.stats.last_failure}; {self._where_it_stands()}")
 
-    def _lost(self, problem: str) -> None:
-        """The directory is not as it was left: what was safe may be no more, and is saved anew."""
-        self.stats.last_committed_step = None
+    def _lost(self, problem: str, newest: int | None) -> None:
+        """The directory is not as it was left: what was safe is no more, but for older steps, and is saved anew."""
+        self.stats.last_committed_step = newest
+        times = {commit.step: commit.started for commit in self.stats.commits}
+        self.stats.safe_since = self.stats.began if newest is None else times.get(newest, self.stats.began)
         self._policy.failed(self._clock())
-        self._report(f"{problem}; saving again")
+        self._report(f"{problem}; saving again; {self._where_it_stands()}")
         self._record("checkpoints_lost", why=problem)
 
     def _why_not(self) -> str:

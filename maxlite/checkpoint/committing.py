@@ -17,9 +17,8 @@ import numpy as np
 from etils import epath
 
 from maxlite.checkpoint import fingerprint, integrity, layout, orbax_io, storage
-from maxlite.checkpoint.errors import PeerError, SaveError, in_words
+from maxlite.checkpoint.errors import Damage, PeerError, SaveError, in_words
 from maxlite.checkpoint.peers import Peers
-from maxlite.checkpoint.retention import Retention
 from maxlite.config import CheckpointConfig
 
 T = TypeVar("T")
@@ -35,7 +34,16 @@ class Committed(NamedTuple):
     write_seconds: float  # from the snapshot until this process's part was on storage
     digest_seconds: float  # waiting for the fingerprints, and recording them and the files
     commit_seconds: float  # waiting for the other processes, making the step whole, syncing and naming it
+    stored_bytes: int | None  # the step's size on storage; known to the primary process
     warnings: list[str]  # what to tell the user besides
+
+
+class _Step(NamedTuple):
+    """What the primary process knows of the step that it has committed."""
+
+    digested_at: float
+    stored_bytes: int
+    warnings: list[str]
 
 
 @dataclass
@@ -54,26 +62,23 @@ class Commit:
     abandoned: threading.Event
     config: CheckpointConfig
     peers: Peers
-    retention: Retention
     clock: Callable[[], float]
 
     def run(self) -> Committed:
-        """Blocks until the step is committed, then deletes what is no longer kept. Raises what went wrong."""
+        """Blocks until the step is committed. Raises what went wrong."""
         try:
             self._together("written", self._finish)
-            written = digested = self.clock()
-            warnings: list[str] = []
-            if self.peers.primary:
-                digested, warnings = self._together("committed", lambda: self._commit(written))
-            else:
-                self._together("committed", lambda: None)
+            written = self.clock()
+            step = self._together("committed", lambda: self._commit(written) if self.peers.primary else None)
         except Exception as error:
-            self._reclaim(error)
+            if self.peers.primary:
+                self._reclaim(error)
             raise
         at = self.clock()
-        if self.peers.primary and not self.abandoned.is_set():
-            warnings += self.retention.committed(self.metadata)
-        return Committed(at, written - self.began, digested - written, at - digested, warnings)
+        if step is None:
+            return Committed(at, written - self.began, 0.0, at - written, None, [])
+        digested, stored_bytes, warnings = step
+        return Committed(at, written - self.began, digested - written, at - digested, stored_bytes, warnings)
 
     def _finish(self) -> None:
         """This process's part is on storage, and the fingerprints are computed."""
@@ -83,7 +88,7 @@ class Commit:
         self.writer.finish()
         np.asarray(self.fingerprints)
 
-    def _commit(self, written: float) -> tuple[float, list[str]]:
+    def _commit(self, written: float) -> _Step:
         """Makes one step of what all processes wrote."""
         assert self.writer is not None
         assert self.fingerprints is not None
@@ -98,12 +103,16 @@ class Commit:
         storage.sync_files(self.target)
         if self.abandoned.is_set():  # while storage hung
             raise SaveError("given up")
-        step_path = layout.step_path(self.directory, self.metadata.step)
-        warnings = []
-        if step_path != self.target and step_path.exists():
-            warnings = [f"{step_path} was in the way of a save and is now {storage.set_aside(step_path).name}"]
-        storage.commit(self.target, step_path)
-        return digested, warnings
+        path, warnings = layout.step_path(self.directory, self.metadata.step), []
+        if path != self.target and path.exists():
+            if _holds(path, record):  # committed by a save that was thought to have failed, in its last moment
+                self.target.rmtree()
+                return _Step(digested, record.bytes, warnings)
+            warnings = [f"{path} was in the way of a save and is now {storage.set_aside(path).name}"]
+        storage.commit(self.target, path)
+        for leftover in storage.unfinished(self.directory):  # of saves that failed or were given up
+            leftover.rmtree(missing_ok=True)
+        return _Step(digested, record.bytes, warnings)
 
     def _together(self, phase: str, part: Callable[[], T]) -> T:
         """Does this process's part; raises if any process could not do its own."""
@@ -131,14 +140,14 @@ class Commit:
     def _reclaim(self, error: Exception) -> None:
         """Removes what failed saves left; only its own, if it was given up and another may be being written.
 
-        Every process does, when its own writes have ended: the last of them leaves nothing. Looks again until nothing
-        is left, as other parts of a write whose first part failed may still make files, and others remove them too.
+        By the primary process alone, since only it knows that it commits no more. Looks again until nothing is left,
+        as other parts of a write whose first part failed may still make files. What another process writes even later
+        goes with the next commit.
         """
         problem: OSError | None = None
         for look in range(RECLAIM_LOOKS):
             try:
-                everything = self.peers.primary and not self.abandoned.is_set()
-                found = storage.leftovers(self.directory) if everything else [self.target]
+                found = [self.target] if self.abandoned.is_set() else storage.unfinished(self.directory)
                 found = [path for path in found if path.exists()]
                 for path in found:
                     path.rmtree(missing_ok=True)
@@ -150,3 +159,13 @@ class Commit:
             time.sleep(RECLAIM_PAUSE_SECONDS)
         if problem is not None:  # the failure itself is what matters; the next save, or start, cleans up
             error.add_note(f"its leftovers could not be removed: {in_words(problem)}")
+
+
+def _holds(path: epath.Path, record: integrity.Record) -> bool:
+    """Whether a step directory is committed and holds these very arrays."""
+    try:
+        there = integrity.read(path)
+        integrity.require_files(path, there)
+    except Damage:
+        return False
+    return layout.is_committed(path) and there.arrays == record.arrays

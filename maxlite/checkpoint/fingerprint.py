@@ -41,7 +41,12 @@ def compiled(arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> Job[jax.
 
     Compiled in the background, once in a process for arrays of these shapes, dtypes and shardings.
     """
-    return _compiling(tuple((x.shape, np.dtype(x.dtype), x.sharding) for x in arrays.values()))
+    signature = tuple((x.shape, np.dtype(x.dtype), x.sharding) for x in arrays.values())
+    compiling = _compiling(signature)
+    if compiling.done() and compiling.exception() is not None:  # out of memory, say, which passes
+        _compiling.cache_clear()
+        compiling = _compiling(signature)
+    return compiling
 
 
 @functools.cache

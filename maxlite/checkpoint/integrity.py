@@ -18,7 +18,6 @@ from etils import epath
 from maxlite.checkpoint import fingerprint, layout
 from maxlite.checkpoint.errors import Damage
 
-RECORD_FILE = "integrity.json"
 SMALL_BYTES = 64 << 10  # a file of arrays up to this size has a digest, as all others have
 SHOWN_PROBLEMS = 3
 
@@ -56,25 +55,25 @@ def write(directory: epath.Path, arrays: Mapping[str, fingerprint.Fingerprint]) 
         "files": {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in record.files.items()},
         "arrays": {name: list(sums) for name, sums in record.arrays.items()},
     }
-    (directory / RECORD_FILE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1))
+    (directory / layout.RECORD_FILE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1))
     return record
 
 
 def read(step_dir: epath.Path) -> Record:
     """The record of a step. Raises Damage if it is missing or damaged, OSError if storage does not tell."""
     try:
-        content = json.loads((step_dir / RECORD_FILE).read_text())
+        content = json.loads((step_dir / layout.RECORD_FILE).read_text())
         digest = content.pop("sha256")
         if digest != _digest(content) or content["algorithm"] != fingerprint.ALGORITHM:
-            raise Damage(f"its integrity record {RECORD_FILE} is damaged")
+            raise Damage(f"its integrity record {layout.RECORD_FILE} is damaged")
         files = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in content["files"].items()}
         return Record(files, {name: (sums[0], sums[1]) for name, sums in content["arrays"].items()})
     except FileNotFoundError:
-        raise Damage(f"it has no integrity record, {RECORD_FILE}") from None
+        raise Damage(f"it has no integrity record, {layout.RECORD_FILE}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, Damage):
             raise
-        raise Damage(f"its integrity record {RECORD_FILE} is damaged") from error
+        raise Damage(f"its integrity record {layout.RECORD_FILE} is damaged") from error
 
 
 def require_files(step_dir: epath.Path, record: Record) -> None:

@@ -131,9 +131,7 @@ def _inspect_committed(step: int, path: epath.Path) -> Entry | None:
     metadata, problem, size = None, "", 0
     try:
         record = integrity.read(path)
-        size = record.bytes + sum(
-            (path / name).stat().length for name in (integrity.RECORD_FILE, layout.COMMIT_MARKER)
-        )
+        size = record.bytes + sum((path / name).stat().length for name in (layout.RECORD_FILE, layout.COMMIT_MARKER))
         integrity.require_files(path, record)
     except (OSError, ValueError) as error:  # an I/O error of one step must not hide the others
         problem = in_words(error)

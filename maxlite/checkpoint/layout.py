@@ -30,6 +30,7 @@ COMMIT_MARKER = "commit_success.txt"
 CHECKPOINTS = "checkpoints"  # in a run directory
 STATE = "state"
 METADATA_FILE = "metadata/metadata.json"
+RECORD_FILE = "integrity.json"
 DELETING = ".deleting"
 TEMPORARY = ".orbax-checkpoint-tmp"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from enum import IntEnum
 from typing import NamedTuple
 
 from maxlite.checkpoint.custom import SaveContext, ask_should_save, load_save_policy
@@ -151,40 +150,21 @@ class SavePolicy:
         )
 
 
-class LastSave(IntEnum):
-    """What to do when the process must leave; of several processes' answers the greatest holds for all."""
+def worth_another_save(grace: float, *, save_seconds: float | None, work_seconds: float) -> bool:
+    """Whether a process that must leave saves its newest state, though one of `work_seconds` ago is on storage.
 
-    SAVE = 0  # nothing is being written: save the newest state
-    FINISH_AND_SAVE = 1  # wait for the save being written, then save the newest state
-    FINISH = 2  # wait for the save being written, start no other
-
-
-def finish_or_save(
-    grace: float, *, saving: bool, until_commit: float | None, save_seconds: float | None, work_seconds: float
-) -> LastSave:
-    """What to do at SIGTERM or SIGINT.
-
-    A save that is being written is never given up: what it has written would be lost, and another would take longer.
-    It is the last one
+    A save that is being written at SIGTERM or SIGINT is finished first, always: to give it up would lose what it has
+    written, and another would take longer. It is the last one
 
     - if the work since its state is worth no more than another save costs: to save for 30 s what can be recomputed in
       10 s delays the restart and gains nothing;
     - or if another would not be committed within the grace period: it would be killed half-way, so its work is lost
       all the same, and the process would leave late and without its exit status.
 
-    What is not known yet counts as 0 seconds: nothing that is committed can be lost by trying. With what has become
-    known, and the grace left, this can be asked again once the save being written is committed.
-
     Args:
         grace: seconds until the process must have left.
-        saving: a save is being written.
-        until_commit: expected seconds until it is committed; None: not known, or no save is being written.
-        save_seconds: expected seconds of a new save, from its start to its commit; None: not known.
-        work_seconds: seconds of training since the state that is being written.
+        save_seconds: expected seconds of a save, from its start to its commit; None: not known, and so worth trying.
+        work_seconds: seconds of training since the state that is on storage.
     """
-    if not saving:
-        return LastSave.SAVE
-    another = save_seconds or 0.0
-    if work_seconds <= another or max(until_commit or 0.0, 0.0) + another > grace:
-        return LastSave.FINISH
-    return LastSave.FINISH_AND_SAVE
+    expected = save_seconds or 0.0
+    return work_seconds > expected and expected < grace

@@ -75,10 +75,10 @@ def restore_newest(
                 report(f"falling back to step {step}: {max(newer) - step} steps are lost to the damage")
             return Restored(state, metadata, tuple(damaged), casts)
         gc.collect()  # or what was read of the damaged step stays in memory while an older one is read
-    if committed:
+    if damaged:
         raise RestoreError(
-            f"none of the {len(committed)} checkpoints in {directory} is good; nothing was changed. "
-            + "; ".join(f"step {step}: {damaged[step]}" for step in committed[:3])
+            f"none of the {len(damaged)} checkpoints in {directory} is good; nothing was changed. "
+            + "; ".join(f"step {step}: {damaged[step]}" for step in sorted(damaged, reverse=True)[:3])
         )
     return None
 

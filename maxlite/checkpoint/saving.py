@@ -19,18 +19,24 @@ from maxlite.checkpoint.retention import Retention
 from maxlite.checkpoint.stats import in_bytes
 from maxlite.config import CheckpointConfig
 
+STORAGE_SECONDS = 10.0  # for storage to make a directory; training waits for that
 METADATA_ROOM_BYTES = 4 << 20  # what a step takes besides its arrays, generously
 
 
 class Pending(NamedTuple):
     """A save being written."""
 
-    step: int
+    metadata: layout.StepMetadata
     started: float
     device_to_host_seconds: float
     bytes: int  # of all arrays, on all processes
     result: Job[Committed]
     abandoned: threading.Event  # set: its thread hangs, and must touch nothing when it wakes up
+
+    @property
+    def step(self) -> int:
+        """The step that it saves."""
+        return self.metadata.step
 
 
 class Saver:
@@ -46,6 +52,9 @@ class Saver:
         self._retention = Retention(directory, config)
         self._attempts = 0
         self._compiling: Job[jax.stages.Compiled] | None = None
+        self._cleaning: Job[list[str]] | None = None
+        self._clean_again = False
+        self._usual_bytes: int | None = None  # of the newest step, on storage
         self._writer: orbax_io.Writer | None = None
         self._quiet = contextlib.ExitStack()  # from the first writer on
 
@@ -80,11 +89,42 @@ class Saver:
             abandoned=abandoned,
             config=self._config,
             peers=self._peers,
-            retention=self._retention,
             clock=self._clock,
         )
         result = Job("checkpoint-commit", commit.run)
-        return Pending(metadata.step, started, commit.began - begun, size, result, abandoned)
+        return Pending(metadata, started, commit.began - begun, size, result, abandoned)
+
+    def committed(self, metadata: layout.StepMetadata, stored_bytes: int | None) -> None:
+        """A save was committed: others may no longer be kept."""
+        self._usual_bytes = stored_bytes
+        if self._peers.primary:
+            self._retention.committed(metadata)
+        self.delete_old()
+
+    def delete_old(self) -> None:
+        """Starts to delete the steps that are no longer kept."""
+        if not self._peers.primary:
+            return
+        # One at a time: what comes up while storage is slow to delete is done by the next.
+        self._clean_again = self._cleaning is not None
+        if self._cleaning is None:
+            self._cleaning = Job("checkpoint-retention", self._retention.delete_old)
+
+    def warnings(self) -> list[str]:
+        """What could not be deleted, in words; each said once."""
+        if self._cleaning is None or not self._cleaning.done():
+            return []
+        cleaning, self._cleaning = self._cleaning, None
+        if self._clean_again:
+            self.delete_old()
+        return cleaning.result()
+
+    def wait_for_deletions(self, timeout_seconds: float) -> list[str]:
+        """Blocks until what is no longer kept is deleted; what could not be, in words."""
+        warnings = []
+        while self._cleaning is not None and self._cleaning.wait(timeout_seconds):
+            warnings += self.warnings()
+        return warnings
 
     def verified(self, step: int) -> None:
         """The arrays of a step on storage are known to be what was saved: it stays until a newer one is verified."""
@@ -111,18 +151,22 @@ class Saver:
         self._quiet.close()
 
     def _write(self, arrays: Mapping[str, jax.Array], target: epath.Path, size: int) -> None:
-        if self._peers.primary:
-            self._require_space(size)
+        # What waits for storage waits beside training, within bounds: storage may hang.
+        ready = Job("checkpoint-directory", lambda: self._make_room(target, size))
+        if not ready.wait(STORAGE_SECONDS):
+            raise SaveError(f"{self._directory} did not answer within {STORAGE_SECONDS:g} s")
+        ready.result()
         if self._writer is None:
             self._quiet.enter_context(orbax_io.quiet)
             self._writer = orbax_io.Writer(self._config, local=storage.is_local(self._directory))
-        (target / layout.STATE).mkdir(parents=True, exist_ok=True)
         self._writer.start(target / layout.STATE, arrays)
 
-    def _require_space(self, size: int) -> None:
-        free = storage.free_bytes(self._directory) if self._directory.exists() else None
-        if free is not None and free < size + METADATA_ROOM_BYTES and not self._config.checkpoint_storage_compression:
-            raise SaveError(
-                f"No space left: {self._directory} has {in_bytes(free)} and a save takes "
-                f"{in_bytes(size + METADATA_ROOM_BYTES)}; free some, or keep fewer with max_num_checkpoints_to_keep"
-            )
+    def _make_room(self, target: epath.Path, size: int) -> None:
+        if self._peers.primary and self._directory.exists():
+            free, wanted = storage.free_bytes(self._directory), (self._usual_bytes or size) + METADATA_ROOM_BYTES
+            if free is not None and free < wanted:
+                raise SaveError(
+                    f"No space left: {self._directory} has {in_bytes(free)} and a save takes {in_bytes(wanted)}; free "
+                    "some, or keep fewer with max_num_checkpoints_to_keep"
+                )
+        (target / layout.STATE).mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
     probe = directory / f".seen-by-all-{secrets.token_hex(8)}"
     try:
         if peers.primary:
-            directory.mkdir(parents=True, exist_ok=True)
+            storage.make_directory(directory)
             for path in storage.leftovers(directory):
                 path.rmtree()
             if peers.count > 1:

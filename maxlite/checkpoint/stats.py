@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NEWEST_COMMITS = 1000  # records kept whole
+FEWEST_STEPS = 5  # with and without a save, before their difference is more than noise
 INTERVALS = 10_000  # kept for the percentiles: exact up to so many saves, within half a percentile after that
 
 
@@ -22,7 +23,7 @@ class SaveRecord(NamedTuple):
     """
 
     step: int
-    started: float  # the decision; the state saved is that of this moment
+    started: float  # its step's result was there; the state saved is that of this moment
     committed: float  # it was durable
     wait_seconds: float = 0.0  # for the step's result, before which its state cannot be copied
     device_to_host_seconds: float = 0.0
@@ -34,12 +35,12 @@ class SaveRecord(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """From the decision to the commit."""
+        """From the start to the commit; the wait for the step's result comes before."""
         return self.committed - self.started
 
     @property
     def gb_per_second(self) -> float:
-        """10^9 bytes a second from the decision to the commit; 0 if the clock stood still."""
+        """10^9 bytes a second from the start to the commit; 0 if the clock stood still."""
         return self.bytes / 1e9 / self.seconds if self.seconds > 0 else 0.0
 
     def to_event(self) -> dict[str, Any]:
@@ -48,15 +49,21 @@ class SaveRecord(NamedTuple):
         return {**parts, "seconds": self.seconds, "gb_per_second": self.gb_per_second}
 
     def line(self) -> str:
-        """For people: `saved step 120: 1.02 GB in 0.61 s (1.67 GB/s), training held for 0.03 s`."""
+        """For people: size, time and rate, where the time went, and how long training was held."""
         rate = in_bytes(self.gb_per_second * 1e9)
-        return (
-            f"saved step {self.step}: {in_bytes(self.bytes)} in {self.seconds:.2f} s ({rate}/s), "
-            f"training held for {self.blocked_seconds:.2f} s"
+        parts = ", ".join(
+            f"{name} {seconds:.2f}"
+            for name, seconds in (
+                ("device to host", self.device_to_host_seconds),
+                ("write", self.write_seconds),
+                ("digest", self.digest_seconds),
+                ("commit", self.commit_seconds),
+            )
         )
-
-
-Commit = SaveRecord
+        return (
+            f"saved step {self.step}: {in_bytes(self.bytes)} in {self.seconds:.2f} s ({rate}/s; {parts}) after "
+            f"{self.wait_seconds:.2f} s for its result, training held for {self.blocked_seconds:.2f} s"
+        )
 
 
 class Interval(NamedTuple):
@@ -151,9 +158,10 @@ class SaveStats:
         """The share of all steps' time by which steps were longer for the saves being written beside them.
 
         n (a - b) over the time of all steps, for n steps with a save in flight that took a seconds in the mean, and
-        b seconds for those without. May come out just below 0, as it is measured. None until there were both.
+        b seconds for those without. May come out just below 0, as it is measured. None until there were
+        FEWEST_STEPS of both.
         """
-        if not all(self._steps.values()):
+        if min(self._steps.values()) < FEWEST_STEPS:
             return None
         mean, quiet = (self._step_seconds[saving] / self._steps[saving] for saving in (True, False))
         total = sum(self._step_seconds.values())

@@ -38,10 +38,32 @@ def writing_path(directory: epath.Path, step: int, attempt: int) -> epath.Path:
     return layout.temporary_path(directory, step, attempt) if local else layout.step_path(directory, step)
 
 
+def unfinished(directory: epath.Path) -> list[epath.Path]:
+    """Saves that are being written or never were committed. Raises OSError.
+
+    On an object store a step without a marker is one, unless it has its record, which comes last: that is damage.
+    """
+    found = [path for path in layout.leftovers(directory) if layout.TEMPORARY in path.name]
+    if not is_local(directory):
+        torn = [layout.step_path(directory, step) for step in layout.steps(directory)[1]]
+        found += [path for path in torn if not (path / layout.RECORD_FILE).exists()]
+    return found
+
+
 def leftovers(directory: epath.Path) -> list[epath.Path]:
     """What a killed run left: saves never committed and deletions never finished. Raises OSError."""
-    torn = [] if is_local(directory) else layout.steps(directory)[1]
-    return [*layout.leftovers(directory), *(layout.step_path(directory, step) for step in torn)]
+    return list(dict.fromkeys([*layout.leftovers(directory), *unfinished(directory)]))
+
+
+def make_directory(directory: epath.Path) -> None:
+    """Makes a directory and its parents, such that they survive a power loss. Raises OSError."""
+    missing = []
+    if is_local(directory):
+        path = Path(directory)
+        missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
 
 
 def free_bytes(directory: epath.Path) -> int | None:

@@ -16,8 +16,8 @@ class DirectoryWatch:
 
     def __init__(self, directory: epath.Path) -> None:
         self._directory = directory
-        self._expected: epath.Path | None = None
-        self._problem = ""
+        self._expected: int | None = None
+        self._problem: tuple[str, int | None] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
@@ -25,15 +25,15 @@ class DirectoryWatch:
         """Starts to look."""
         threading.Thread(target=self._look, name="checkpoint-watch", daemon=True).start()
 
-    def expect(self, step_path: epath.Path) -> None:
+    def expect(self, step: int) -> None:
         """From now on this step must be there."""
         with self._lock:
-            self._expected, self._problem = step_path, ""
+            self._expected, self._problem = step, None
 
-    def problem(self) -> str:
-        """What is missing, in words; said once."""
+    def problem(self) -> tuple[str, int | None] | None:
+        """What is missing, in words, and the newest step that is there; said once."""
         with self._lock:
-            said, self._problem = self._problem, ""
+            said, self._problem = self._problem, None
             return said
 
     def close(self) -> None:
@@ -46,11 +46,14 @@ class DirectoryWatch:
                 expected = self._expected
             if expected is None:
                 continue
+            path = layout.step_path(self._directory, expected)
             try:
-                gone = not layout.is_committed(expected)
+                if layout.is_committed(path):
+                    continue
+                left = layout.steps(self._directory)[0]
             except OSError:  # trouble on the way to storage says nothing about what is on it
                 continue
             with self._lock:
-                if gone and self._expected == expected:
+                if self._expected == expected:
                     self._expected = None
-                    self._problem = f"checkpoint {expected} has vanished"
+                    self._problem = f"checkpoint {path} has vanished", max(left, default=None)

@@ -5,7 +5,7 @@ import json
 import pytest
 from etils import epath
 
-from maxlite.checkpoint import integrity
+from maxlite.checkpoint import integrity, layout
 from maxlite.checkpoint.errors import Damage
 
 LARGE = integrity.SMALL_BYTES + 1
@@ -79,7 +79,7 @@ def test_a_file_in_place_of_a_folder(step):
 def test_several_problems_are_counted(step):
     for number in range(5):
         (step / f"more{number}").write_text("x")
-    (step / integrity.RECORD_FILE).unlink()
+    (step / layout.RECORD_FILE).unlink()
     integrity.write(epath.Path(step), ARRAYS)
     for number in range(5):
         (step / f"more{number}").unlink()
@@ -87,7 +87,7 @@ def test_several_problems_are_counted(step):
 
 
 def test_bits_of_the_record_count(step):
-    file = step / integrity.RECORD_FILE
+    file = step / layout.RECORD_FILE
     data = file.read_bytes()
     read = integrity.read(epath.Path(step))
     for bit in range(0, 8 * len(data), 7):  # every place in a byte, in time
@@ -104,7 +104,7 @@ def test_bits_of_the_record_count(step):
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", "{}", '{"sha256": 1}', '{"sha256": ""}'])
 def test_other_text_in_place_of_the_record(step, text):
-    (step / integrity.RECORD_FILE).write_text(text)
+    (step / layout.RECORD_FILE).write_text(text)
     assert problem(step) == "its integrity record integrity.json is damaged"
 
 
@@ -116,12 +116,12 @@ def test_record_of_another_algorithm_is_not_compared(step, monkeypatch):
 
 
 def test_missing_record(step):
-    (step / integrity.RECORD_FILE).unlink()
+    (step / layout.RECORD_FILE).unlink()
     assert problem(step) == "it has no integrity record, integrity.json"
 
 
 def test_record_that_cannot_be_read_now_is_no_damage(step):
-    file = step / integrity.RECORD_FILE
+    file = step / layout.RECORD_FILE
     file.unlink()
     file.symlink_to(file.name)
     with pytest.raises(OSError, match="symbolic links"):
@@ -138,7 +138,7 @@ def test_arrays_that_differ_are_named(step):
 
 
 def test_digest_is_of_the_content(step):
-    content = json.loads((step / integrity.RECORD_FILE).read_text())
+    content = json.loads((step / layout.RECORD_FILE).read_text())
     content["files"]["empty"]["bytes"] = 1
-    (step / integrity.RECORD_FILE).write_text(json.dumps(content))
+    (step / layout.RECORD_FILE).write_text(json.dumps(content))
     assert problem(step) == "its integrity record integrity.json is damaged"

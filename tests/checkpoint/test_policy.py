@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxlite.checkpoint.policy import LONGEST_RETRY_SECONDS, LastSave, SavePolicy, Votes, finish_or_save
+from maxlite.checkpoint.policy import LONGEST_RETRY_SECONDS, SavePolicy, Votes, worth_another_save
 from maxlite.config import CheckpointConfig, InputError
 
 CONTINUOUS = {"enable_continuous_checkpointing": True}
@@ -265,24 +265,13 @@ seconds = st.floats(0, 100)
 
 
 @settings(deadline=None)
-@given(grace=seconds, until_commit=seconds, save_seconds=seconds, work=seconds)
-def test_the_last_save_loses_the_least_time(grace, until_commit, save_seconds, work):
-    def lost(choice):
-        if choice is LastSave.FINISH:
-            return work
-        return save_seconds + (0 if until_commit + save_seconds <= grace else work)
-
-    choice = finish_or_save(
-        grace, saving=True, until_commit=until_commit, save_seconds=save_seconds, work_seconds=work
-    )
-    assert choice is not LastSave.SAVE
-    assert lost(choice) == min(map(lost, (LastSave.FINISH, LastSave.FINISH_AND_SAVE)))
+@given(grace=seconds, save_seconds=seconds, work=seconds)
+def test_another_save_is_worth_it_if_it_loses_less_time(grace, save_seconds, work):
+    lost = save_seconds + (0 if save_seconds < grace else work)
+    assert worth_another_save(grace, save_seconds=save_seconds, work_seconds=work) == (lost < work)
 
 
-def test_the_last_save_with_nothing_known_is_tried():
-    unknown = {"until_commit": None, "save_seconds": None}
-    assert finish_or_save(5, saving=False, work_seconds=9, **unknown) is LastSave.SAVE
-    assert finish_or_save(5, saving=True, work_seconds=9, **unknown) is LastSave.FINISH_AND_SAVE
-    assert finish_or_save(5, saving=True, work_seconds=0, **unknown) is LastSave.FINISH
-    overdue = {"until_commit": -3.0, "save_seconds": 4.0}
-    assert finish_or_save(5, saving=True, work_seconds=9, **overdue) is LastSave.FINISH_AND_SAVE
+def test_another_save_of_unknown_length_is_tried():
+    assert worth_another_save(5, save_seconds=None, work_seconds=9)
+    assert not worth_another_save(0, save_seconds=None, work_seconds=9)
+    assert not worth_another_save(5, save_seconds=None, work_seconds=0)

@@ -155,10 +155,13 @@ def test_damaged_step_is_never_counted_deleted_or_overwritten(make, toy, same):
     with make(max_num_checkpoints_to_keep=1) as checkpointer:
         checkpointer.restore_or_init(toy.abstract(), toy.init)
         checkpointer.save_final(5, toy.after(5))
-        # Step 4 was read and found good; when 5 was committed, 5 was not yet.
-        assert sorted(path.name for path in make.directory.iterdir()) == ["4", "5", "6.set-aside-1"]
+        assert sorted(path.name for path in make.directory.iterdir()) == ["5", "6.set-aside-1"]
+        checkpointer.save(6, toy.after(6))
+        checkpointer.wait()
+        # Step 5 was read and found good; 6 was not yet read.
+        assert sorted(path.name for path in make.directory.iterdir()) == ["5", "6", "6.set-aside-1"]
         checkpointer.save_final(6, toy.after(6))
-    assert sorted(path.name for path in make.directory.iterdir()) == ["5", "6", "6.set-aside-1"]
+    assert sorted(path.name for path in make.directory.iterdir()) == ["6", "6.set-aside-1"]
     state, step = restore(make, toy)
     assert step == 6
     same(state, toy.after(6))

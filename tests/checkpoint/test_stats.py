@@ -27,10 +27,13 @@ RECORD = SaveRecord(
 
 
 def test_a_save_in_a_line():
-    assert RECORD.line() == "saved step 120: 1.02 GB in 0.61 s (1.67 GB/s), training held for 0.03 s"
+    assert RECORD.line() == (
+        "saved step 120: 1.02 GB in 0.61 s (1.67 GB/s; device to host 0.02, write 0.40, digest 0.05, commit 0.10) "
+        "after 0.01 s for its result, training held for 0.03 s"
+    )
     instant = SaveRecord(1, 5.0, 5.0, bytes=10)
     assert instant.gb_per_second == 0, "a clock that stands still divides by nothing"
-    assert instant.line() == "saved step 1: 0.0100 kB in 0.00 s (0.00 kB/s), training held for 0.00 s"
+    assert instant.line().startswith("saved step 1: 0.0100 kB in 0.00 s (0.00 kB/s; ")
 
 
 def test_a_save_as_an_event():
@@ -106,7 +109,7 @@ def test_the_share_of_time_that_saves_held_training():
 
 
 @settings(deadline=None)
-@given(st.integers(1, 50), st.integers(1, 50), SECONDS, st.floats(0, 10))
+@given(st.integers(5, 50), st.integers(5, 50), SECONDS, st.floats(0, 10))
 def test_the_share_of_time_that_steps_were_longer_beside_a_save(saving, quiet, seconds, slower):
     seen = SaveStats(safe_since=0.0)
     for count in range(max(saving, quiet)):
@@ -123,5 +126,6 @@ def test_the_share_of_time_that_steps_were_longer_beside_a_save(saving, quiet, s
 def test_there_is_no_slow_down_without_both_kinds_of_steps(saving):
     seen = SaveStats(safe_since=0.0)
     assert seen.slow_down_share is None
-    seen.observe_step(1.0, saving=saving)
+    for _ in range(9):
+        seen.observe_step(1.0, saving=saving)
     assert seen.slow_down_share is None
