@@ -19,7 +19,7 @@ class Job(Future[T]):
 
     def __init__(self, name: str, job: Callable[[], T]) -> None:
         super().__init__()
-        self._job = job
+        self._jobs = [job]
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -36,6 +36,8 @@ class Job(Future[T]):
 
     def _run(self) -> None:
         try:
-            self.set_result(self._job())
+            result = self._jobs.pop()()  # what it holds (arrays, Orbax's futures) is freed before anyone is told
         except BaseException as error:
             self.set_exception(error)
+        else:
+            self.set_result(result)
