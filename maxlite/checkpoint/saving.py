@@ -54,6 +54,7 @@ class Saver:
         self._compiling: Job[jax.stages.Compiled] | None = None
         self._cleaning: Job[list[str]] | None = None
         self._clean_again = False
+        self._unsaid: list[str] = []  # what could not be deleted
         self._usual_bytes: int | None = None  # of the newest step, on storage
         self._writer: orbax_io.Writer | None = None
         self._quiet = contextlib.ExitStack()  # from the first writer on
@@ -105,6 +106,7 @@ class Saver:
         """Starts to delete the steps that are no longer kept."""
         if not self._peers.primary:
             return
+        self._unsaid += self.warnings()
         # One at a time: what comes up while storage is slow to delete is done by the next.
         self._clean_again = self._cleaning is not None
         if self._cleaning is None:
@@ -112,12 +114,14 @@ class Saver:
 
     def warnings(self) -> list[str]:
         """What could not be deleted, in words; each said once."""
-        if self._cleaning is None or not self._cleaning.done():
-            return []
-        cleaning, self._cleaning = self._cleaning, None
-        if self._clean_again:
-            self.delete_old()
-        return cleaning.result()
+        said, self._unsaid = self._unsaid, []
+        if self._cleaning is not None and self._cleaning.done():
+            self._cleaning.join()
+            said += self._cleaning.result()
+            self._cleaning = None
+            if self._clean_again:
+                self.delete_old()
+        return said
 
     def wait_for_deletions(self, timeout_seconds: float) -> list[str]:
         """Blocks until what is no longer kept is deleted; what could not be, in words."""

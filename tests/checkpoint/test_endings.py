@@ -135,3 +135,11 @@ def test_a_resumed_run_watches_the_step_that_it_came_from(make, storage):
         checkpointer._lost("checkpoint 3 has vanished", None)
         assert checkpointer.stats.last_committed_step is None
         assert make.lines == ["checkpoint 3 has vanished; saving again; nothing is saved yet"]
+
+
+def test_old_steps_go_however_rarely_anybody_looks(make, storage):
+    with make(max_num_checkpoints_to_keep=1) as checkpointer:
+        for step in range(1, 30):
+            checkpointer.save(step, STATE)
+        assert len(names(make.directory)) < 10  # the newest few, while the one before is being deleted
+    assert names(make.directory) == ["29"]
