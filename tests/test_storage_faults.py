@@ -105,9 +105,14 @@ def starts_saving(several):
 
 
 def commits_again(several):
-    """There is a newer step than any there was; ended by a signal, the run has lost nothing."""
+    """There is a newer step than any there was, and the run ends well."""
     newest = several.run.steps()[-1:]
     several.wait(lambda: several.run.steps()[-1:] > newest)
+    loses_nothing(several)
+
+
+def loses_nothing(several):
+    """Ended by a signal, its last step is saved."""
     several.processes[-1].send_signal(signal.SIGTERM)
     statuses, outputs, _ = several.end()
     assert set(statuses) == {5}, several.printed()
@@ -173,15 +178,21 @@ def test_a_run_that_ends_without_its_last_state_committed_says_so(start_several,
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_directory_that_is_removed_is_said_and_made_again(start_several, count):
-    # With the saves far apart, nothing but the look at the directory tells.
-    arguments = ["enable_continuous_checkpointing=false", "checkpoint_period=20"]
-    several = start_several(*ARGUMENTS, *arguments, FOREVER, count=count)
-    several.wait(lambda: "20" in several.run.left_in_checkpoints())
-    shutil.rmtree(several.run.checkpoints, ignore_errors=True)
+@pytest.mark.parametrize(
+    "when",
+    [
+        ["enable_continuous_checkpointing=true"],  # the next save makes it again, and tells
+        ["enable_continuous_checkpointing=false", "checkpoint_period=100000"],  # nothing but the look at it tells
+    ],
+)
+def test_a_directory_that_is_removed_is_said_and_made_again(start_several, count, when):
+    several = start_several(*ARGUMENTS, "save_checkpoint_on_start=true", *when, FOREVER, count=count)
     several.wait(lambda: several.run.steps())
-    several.wait(lambda: re.search(r"has vanished; saving again|^save of step \d+ failed", several.output(), re.M))
-    commits_again(several)
+    several.wait_for_step(3)
+    shutil.rmtree(several.run.checkpoints, ignore_errors=True)
+    several.wait(lambda: re.search(r"^checkpoint \S+ has vanished|^save of step \d+ failed", several.output(), re.M))
+    several.wait(lambda: several.run.steps())
+    loses_nothing(several)
 
 
 @pytest.mark.parametrize("count", [1, 2])

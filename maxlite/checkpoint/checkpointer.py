@@ -148,6 +148,7 @@ class Checkpointer:
         if not self._config.enable_checkpointing:
             return False
         if agreed["save_failed"]:
+            self._await_pending(HANG_GRACE_SECONDS)  # another process knew first; this one is about to hear why
             why = self.stats.last_failure or "on another process"
             raise SaveError(f"a save failed ({why}) and on_save_failure=stop; {self._where_it_stands()}")
         votes = Votes(busy=bool(agreed["save_busy"]), due=bool(agreed["save_due"]))

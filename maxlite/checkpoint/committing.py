@@ -103,16 +103,23 @@ class Commit:
         storage.sync_files(self.target)
         if self.abandoned.is_set():  # while storage hung
             raise SaveError("given up")
-        path, warnings = layout.step_path(self.directory, self.metadata.step), []
+        path, warnings = layout.step_path(self.directory, self.metadata.step), self._vanished()
         if path != self.target and path.exists():
             if _holds(path, record):  # committed by a save that was thought to have failed, in its last moment
                 self.target.rmtree()
                 return _Step(digested, record.bytes, warnings)
-            warnings = [f"{path} was in the way of a save and is now {storage.set_aside(path).name}"]
+            warnings.append(f"{path} was in the way of a save and is now {storage.set_aside(path).name}")
         storage.commit(self.target, path)
         for leftover in storage.unfinished(self.directory):  # of saves that failed or were given up
             leftover.rmtree(missing_ok=True)
         return _Step(digested, record.bytes, warnings)
+
+    def _vanished(self) -> list[str]:
+        """A line if the newest committed step, and so perhaps all, was removed: this save would hide that."""
+        parent = self.metadata.parent_step
+        if parent is None or layout.is_committed(layout.step_path(self.directory, parent)):
+            return []
+        return [f"checkpoint {layout.step_path(self.directory, parent)} has vanished; step {self.metadata.step} is saved"]
 
     def _together(self, phase: str, part: Callable[[], T]) -> T:
         """Does this process's part; raises if any process could not do its own."""
