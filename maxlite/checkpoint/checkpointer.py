@@ -136,6 +136,11 @@ class Checkpointer:
         if not self._config.enable_checkpointing:
             return dict(NO_FLAGS)
         votes = self._policy.votes(step, self._clock(), saving=self._pending is not None)
+        if problem := self._policy.problem():
+            self._report(
+                f"{problem}; it is not asked again, and saves go by checkpoint_period and the like from now on"
+            )
+            self._record("save_policy_failed", why=problem)
         return {"save_busy": votes.busy, "save_due": votes.due, "save_failed": self._stopping}
 
     def due(self, step: int, agreed: Mapping[str, float], cast_for: int | None = None) -> bool:

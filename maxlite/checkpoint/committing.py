@@ -119,7 +119,9 @@ class Commit:
         parent = self.metadata.parent_step
         if parent is None or layout.is_committed(layout.step_path(self.directory, parent)):
             return []
-        return [f"checkpoint {layout.step_path(self.directory, parent)} has vanished; step {self.metadata.step} is saved"]
+        return [
+            f"checkpoint {layout.step_path(self.directory, parent)} has vanished; step {self.metadata.step} is saved"
+        ]
 
     def _together(self, phase: str, part: Callable[[], T]) -> T:
         """Does this process's part; raises if any process could not do its own."""

@@ -130,7 +130,7 @@ def _let_import_from_current_directory() -> None:
 def _call(method: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return method(argument)
-    except Exception as error:  # a method of the user's may raise anything; the run must not go on without it
+    except Exception as error:  # a method of the user's may raise anything
         raise InputError(f"{_name(method)} raised {_in_words(error)}") from error
 
 

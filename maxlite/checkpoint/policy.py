@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from maxlite.checkpoint.custom import SaveContext, ask_should_save, load_save_policy
 from maxlite.checkpoint.pacing import Pacing
-from maxlite.config import CheckpointConfig
+from maxlite.config import CheckpointConfig, InputError
 
 LONGEST_RETRY_SECONDS = 60.0
 NONE = -1  # before every step
@@ -29,7 +29,7 @@ class SavePolicy:
 
     - Continuous: as soon as no save is being written and the interval of `pacing` has passed since the last start.
     - Otherwise: at multiples of `checkpoint_period`, and `checkpoint_period_seconds` after the last start.
-    - A person's own `checkpoint_save_policy` takes the place of both.
+    - A person's own `checkpoint_save_policy` takes the place of both, until it raises: then the keys apply again.
     - In every mode: step 0 with `save_checkpoint_on_start`, and a save that failed, after a delay that doubles from 1
       second to a minute, even within the interval: work is at risk.
 
@@ -54,7 +54,9 @@ class SavePolicy:
         self._retry = False
         self._failures = 0
         self._retry_at = -math.inf
+        self._dropped = False  # the person's own policy raised; it is not asked any more
         self._wanted_step = NONE  # as _owed_step, by the person's own policy
+        self._problem: str | None = None  # why the person's own policy is not asked any more, until it is said
         self._began: float | None = None
         self._started: tuple[int, float] | None = None  # the newest save's step and second
         self._committed: tuple[int, float] | None = None
@@ -68,9 +70,6 @@ class SavePolicy:
             step: the step that the reduced votes will be given to `decide` for.
             now: seconds, by the clock that `started`, `committed` and `failed` go by.
             saving: a save is being written by this process; false only once `committed` or `failed` was told.
-
-        Raises:
-            InputError: the person's own policy failed.
         """
         self._voted_step = step
         self._began = now if self._began is None else self._began
@@ -124,16 +123,28 @@ class SavePolicy:
         self._retry_at = now + delay
         return delay
 
+    def problem(self) -> str | None:
+        """What the person's own policy did wrong, once."""
+        said, self._problem = self._problem, None
+        return said
+
     def _due_here(self, step: int, now: float, saving: bool) -> bool:
         """By this process's clock, or by the person's own policy."""
         config = self._config
-        if self._custom is not None:
-            if ask_should_save(self._custom, self._context(step, now, saving)):
-                self._wanted_step = step
-            return self._wanted_step != NONE
+        if self._custom is not None and not self._dropped:
+            try:
+                if ask_should_save(self._custom, self._context(step, now, saving)):
+                    self._wanted_step = step
+                return self._wanted_step != NONE
+            except InputError as error:  # hours of training are not given up for it
+                self._dropped, self._problem = True, str(error)
         if config.enable_continuous_checkpointing:
             interval = self.pacing.interval_seconds()
             return interval < math.inf and (self._started is None or now - self._started[1] >= interval)
+        # `decide` goes by the period, but not where it took the person's own policy to decide.
+        steps = step - (0 if self._started is None else self._started[0])
+        if self._dropped and steps >= config.checkpoint_period:
+            return True
         since = self._began if self._started is None else self._started[1]
         seconds = config.checkpoint_period_seconds
         return seconds > 0 and since is not None and now - since >= seconds

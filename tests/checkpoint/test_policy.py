@@ -1,13 +1,14 @@
 """When saves start: properties over random step and save durations, in simulated time."""
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxlite.checkpoint.policy import LONGEST_RETRY_SECONDS, SavePolicy, Votes, worth_another_save
-from maxlite.config import CheckpointConfig, InputError
+from maxlite.config import CheckpointConfig
 
 CONTINUOUS = {"enable_continuous_checkpointing": True}
 durations = st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 20)), min_size=1, max_size=60)
@@ -33,7 +34,7 @@ def forget_script(monkeypatch):
 
 class Raises:
     def should_save(self, context):
-        return 1 / (2 - context.step) > 0
+        return 1 / (3 - context.step) > 0
 
 
 def due(policy, step, now, *, saving=False):
@@ -254,11 +255,24 @@ def test_an_own_policy_takes_the_place_of_the_timing_and_is_told_what_happened(m
     assert contexts[7] == (7, False, 5, 2, 2.0, 2.5)
 
 
-def test_an_own_policy_that_raises_is_named():
-    policy = SavePolicy(CheckpointConfig(checkpoint_save_policy=f"{__name__}.Raises"))
+@pytest.mark.parametrize(
+    ("keys", "next_due"),
+    [
+        ({"checkpoint_period": 3}, 5.0),
+        ({"checkpoint_period_seconds": 2}, 4.0),
+        ({"enable_continuous_checkpointing": True}, 3.0),
+    ],
+)
+def test_an_own_policy_that_raises_is_named_and_the_keys_apply_from_then_on(keys, next_due):
+    policy = SavePolicy(CheckpointConfig(checkpoint_save_policy=f"{__name__}.Raises", **keys))
     assert due(policy, 1, 1.0)
-    with pytest.raises(InputError, match=r"Raises\.should_save raised ZeroDivisionError: .*test_policy\.py:\d+"):
-        due(policy, 2, 2.0)
+    assert policy.problem() is None
+    policy.started(2, 2.0)
+    policy.committed(2.5)
+    found = [now for step, now in ((3, 3.0), (4, 4.0), (5, 5.0)) if due(policy, step, now)]
+    assert found[0] == next_due
+    assert re.search(r"Raises\.should_save raised ZeroDivisionError: .*test_policy\.py:\d+", policy.problem())
+    assert policy.problem() is None, "said more than once"
 
 
 seconds = st.floats(0, 100)
