@@ -159,6 +159,6 @@ def _eval_order(windows: np.ndarray, batch_size: int) -> np.ndarray:
     count = len(windows)
     order = np.full(-(-count // batch_size) * batch_size, PADDING, np.int64)
     if count:
-        places = window_order(count, seed=0)  # asked one by one: to iterate starts threads, and takes ten times as long
+        places = window_order(count, seed=0)  # by index: to iterate starts threads, and is slow
         order[:count] = windows[[places[index] for index in range(count)]]
     return order.reshape(-1, batch_size)
