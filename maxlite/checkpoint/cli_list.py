@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from maxlite.checkpoint.cli_text import count, duration, json_number, size, table
+from maxlite.checkpoint.cli_text import count, duration, json_number, table
 from maxlite.checkpoint.inventory import Entry, State, find, nothing_in, survey
+from maxlite.checkpoint.stats import in_bytes
 
 METRICS = ("loss", "eval_loss")
 HEADER = ("step", "age", "size", "commit", "files", "parent", *METRICS, "")
@@ -51,7 +52,7 @@ def lines(entries: Sequence[Entry], now: float) -> list[str]:
     totals = [count(len(committed), "checkpoint", "checkpoints")]
     if len(entries) > len(committed):
         totals.append(count(len(entries) - len(committed), "other directory", "other directories"))
-    totals.append(f"{size(sum(entry.bytes for entry in entries))} in all")
+    totals.append(f"{in_bytes(sum(entry.bytes for entry in entries))} in all")
     right = [entry.step for entry in committed if entry.verified]
     totals.append(f"newest with all files right: step {right[0]}" if right else "none has all files right")
     return [*table([HEADER, *(_row(entry, now) for entry in entries)], LEFT), "", "; ".join(totals)]
@@ -63,7 +64,7 @@ def _row(entry: Entry, now: float) -> tuple[str, ...]:
     return (
         str(entry.step),
         duration(now - entry.created),
-        size(entry.bytes),
+        in_bytes(entry.bytes),
         str(entry.state),
         ("right" if entry.verified else "DAMAGED") if is_checkpoint else "",
         "" if entry.parent_step is None else str(entry.parent_step),

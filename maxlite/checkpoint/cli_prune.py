@@ -14,12 +14,13 @@ from typing import NamedTuple
 from etils import epath
 
 from maxlite.checkpoint import layout, storage
-from maxlite.checkpoint.cli_text import count, duration, size, table
+from maxlite.checkpoint.cli_text import count, duration, table
 from maxlite.checkpoint.cli_verify import problem_of
 from maxlite.checkpoint.devices import compute_on_cpu
 from maxlite.checkpoint.errors import CheckpointError, in_words
 from maxlite.checkpoint.inventory import Entry, State, find, nothing_in, shown, survey
 from maxlite.checkpoint.keep import KeptStep, Preservation
+from maxlite.checkpoint.stats import in_bytes
 from maxlite.config import CheckpointConfig, InputError
 
 LOCK = ".lock"  # of a run directory; held while a run trains there
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace, clock: Callable[[], float] = time.time) -> 
         ]
         print(json.dumps({"deleted": options.yes, "bytes": freed, "directories": gone}, indent=1))
     elif doomed:
-        what = f"{count(len(doomed), 'directory', 'directories')}, {size(freed)}"
+        what = f"{count(len(doomed), 'directory', 'directories')}, {in_bytes(freed)}"
         print(f"deleted {what}" if options.yes else f"nothing was deleted; --yes deletes {what}")
     return 0
 
@@ -138,7 +139,8 @@ def _plan(doomed: Sequence[Doomed], entries: Sequence[Entry], now: float) -> lis
         return ["nothing to delete", stay]
     rows = [("directory", "age", "size", "why")]
     rows += [
-        (each.entry.path.name, duration(now - each.entry.created), size(each.entry.bytes), each.why) for each in doomed
+        (each.entry.path.name, duration(now - each.entry.created), in_bytes(each.entry.bytes), each.why)
+        for each in doomed
     ]
     return [*table(rows, (0, 3)), stay]
 

@@ -16,9 +16,10 @@ import numpy as np
 from etils import epath
 
 from maxlite.checkpoint import layout
-from maxlite.checkpoint.cli_text import duration, json_number, moment, size, table
+from maxlite.checkpoint.cli_text import duration, json_number, moment, table
 from maxlite.checkpoint.errors import Damage
 from maxlite.checkpoint.inventory import Entry, State, find_step, inspect
+from maxlite.checkpoint.stats import in_bytes
 from maxlite.config import Config, InputError
 from maxlite.config.resolve import sections_of
 
@@ -141,16 +142,16 @@ def tree(arrays: list[Array]) -> list[str]:
             node = "/".join(parents[: depth + 1])
             if node not in seen:
                 seen.add(node)
-                rows.append(("  " * depth + parents[depth], "", size(below[node]), ""))
+                rows.append(("  " * depth + parents[depth], "", in_bytes(below[node]), ""))
         kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-        rows.append(("  " * len(parents) + last, kind, size(array.bytes), array.sharding or ""))
+        rows.append(("  " * len(parents) + last, kind, in_bytes(array.bytes), array.sharding or ""))
     return table(rows, (0, 1, 3))
 
 
 def totals(arrays: list[Array]) -> str:
     """One line."""
     total = sum(array.bytes for array in arrays)
-    return f"{len(arrays)} arrays, {size(total)}; {_parameters(arrays):,} parameters under {PARAMETERS}"
+    return f"{len(arrays)} arrays, {in_bytes(total)}; {_parameters(arrays):,} parameters under {PARAMETERS}"
 
 
 def saved_shardings(path: epath.Path) -> tuple[str | None, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Plain text for the commands: sizes, ages, aligned tables."""
+"""Plain text for the commands: ages, counts, aligned tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-_SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _TIMES = (("d", 86400), ("h", 3600), ("min", 60))
-
-
-def size(count: int) -> str:
-    """`1.02 GB`, `24.9 MB`, `310 kB`, `4 B`: three digits, powers of 1000."""
-    for unit, one in _SIZES:
-        if count >= 0.9995 * one:  # which rounds to 1.00
-            return f"{count / one:#.3g}".rstrip(".") + f" {unit}"
-    return f"{count} B"
 
 
 def duration(seconds: float) -> str:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from maxlite.checkpoint.cli_text import count, duration, size
+from maxlite.checkpoint.cli_text import count, duration
 from maxlite.checkpoint.devices import compute_on_cpu
 from maxlite.checkpoint.errors import CheckpointError
 from maxlite.checkpoint.inventory import Entry, State, find, nothing_in, survey
+from maxlite.checkpoint.stats import in_bytes
 from maxlite.config import Exit, InputError
 
 
@@ -73,7 +74,7 @@ def problem_of(entry: Entry) -> str:
 
 def _line(verdict: Verdict, entries: Sequence[Entry], verdicts: Sequence[Verdict]) -> str:
     result = f"NOT GOOD: {verdict.problem}" if verdict.problem else "good"
-    line = f"step {verdict.step}: {result} ({size(verdict.bytes)} in {verdict.seconds:.1f} s"
+    line = f"step {verdict.step}: {result} ({in_bytes(verdict.bytes)} in {verdict.seconds:.1f} s"
     done = {verdict.step for verdict in verdicts}
     left = [entry.bytes for entry in entries if entry.step not in done]
     read = sum(verdict.bytes for verdict in verdicts)

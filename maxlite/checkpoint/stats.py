@@ -133,6 +133,7 @@ class SaveStats:
         self.began = self.safe_since  # the run, of this process
         self._step_seconds = {True: 0.0, False: 0.0}  # with and without a save in flight
         self._steps = {True: 0, False: 0}
+        self._told = 0  # saves that `news` was asked about
 
     @property
     def committed(self) -> int:
@@ -142,6 +143,24 @@ class SaveStats:
     def interval(self, percentile: float) -> Interval | None:
         """The given percentile (0 to 100) of the intervals between commits; None before the second one."""
         return self.commits.interval(percentile)
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """What a save takes: the longest of the newest ones; None before the first."""
+        return max((commit.seconds for commit in list(self.commits)[-10:]), default=None)
+
+    def where_it_stands(self) -> str:
+        """What a restart would go on from, in words."""
+        last = self.last_committed_step
+        return "nothing is saved yet" if last is None else f"step {last} is the newest saved"
+
+    def news(self) -> list[str]:
+        """A line on the newest save, if one was committed since this was last asked."""
+        count, self._told = self.committed - self._told, self.committed
+        if count == 0:
+            return []
+        *_, newest = self.commits
+        return [newest.line() + (f"; {count} saves since the line before" if count > 1 else "")]
 
     def observe_step(self, seconds: float, saving: bool) -> None:
         """One step took `seconds`, what a save blocked left out; `saving`: a save was being written during it."""
@@ -173,7 +192,8 @@ class SaveStats:
 
 
 def in_bytes(count: float) -> str:
-    """`1.02 GB`, `24.9 MB`, `310 kB`: three digits, powers of 1000."""
-    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
-    unit, size = next((pair for pair in units if count >= 0.9995 * pair[1]), ("kB", 1e3))  # 0.9995 rounds to 1.00
-    return f"{count / size:#.3g}".rstrip(".") + f" {unit}"
+    """`1.02 GB`, `24.9 MB`, `310 kB`, `4 B`: three digits, powers of 1000."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 0.9995 * one:  # which rounds to 1.00
+            return f"{count / one:#.3g}".rstrip(".") + f" {unit}"
+    return f"{count:.0f} B"

@@ -19,8 +19,8 @@ def steps_on_disk(directory):
 
 def settle(checkpointer):
     """Waits for the background thread without telling the checkpointer."""
-    if checkpointer._pending is not None:
-        checkpointer._pending.result.exception(30)
+    if checkpointer._saves.pending is not None:
+        checkpointer._saves.pending.result.exception(30)
 
 
 def test_continuous_starts_a_save_when_the_last_is_committed(make, storage, clock):
@@ -124,7 +124,7 @@ def test_write_that_hangs_is_given_up_and_never_commits(make, storage, clock):
     storage.gate.clear()
     checkpointer = make(**CONTINUOUS, max_num_checkpoints_to_keep=1)
     checkpointer.save(1, STATE)
-    hung = checkpointer._pending.result
+    hung = checkpointer._saves.pending.result
     clock.now += 9
     checkpointer.poll()
     assert not make.lines
@@ -149,7 +149,7 @@ def test_late_failure_of_a_write_given_up_leaves_the_retry_alone(make, storage, 
     storage.gate.clear()
     checkpointer = make(**CONTINUOUS)
     checkpointer.save(1, STATE)
-    hung = checkpointer._pending.result
+    hung = checkpointer._saves.pending.result
     clock.now += 71
     checkpointer.poll()
     storage.faults = [OSError("late")]

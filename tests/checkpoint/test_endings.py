@@ -68,7 +68,7 @@ def test_a_second_save_that_fails_leaves_the_first_one_safe(make, storage, clock
         checkpointer.save(5, STATE)
         clock.now += 1
         storage.gate.set()
-        checkpointer._pending.result.wait(30)
+        checkpointer._saves.pending.result.wait(30)
         clock.now += 5
         storage.faults = [OSError(28, "No space left on device")]
         assert checkpointer.save_preempted(9, STATE, 20.0) == 5
@@ -132,7 +132,7 @@ def test_a_resumed_run_watches_the_step_that_it_came_from(make, storage):
     with make() as checkpointer:
         checkpointer.restore_or_init(STATE, lambda: STATE)
         assert checkpointer._watch._expected == 3
-        checkpointer._lost("checkpoint 3 has vanished", None)
+        checkpointer._saves._lost("checkpoint 3 has vanished", None)
         assert checkpointer.stats.last_committed_step is None
         assert make.lines == ["checkpoint 3 has vanished; saving again; nothing is saved yet"]
 

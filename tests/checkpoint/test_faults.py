@@ -28,7 +28,7 @@ def test_full_disk_is_noticed_reported_once_cleaned_up_and_retried(make, toy, sa
         checkpointer.wait()
         with files_may_not_exceed(64 * 1024):
             assert checkpointer.maybe_save(2, toy.after(2))
-            checkpointer._pending.result.exception(60)
+            checkpointer._saves.pending.result.exception(60)
         assert not checkpointer.maybe_save(3, toy.after(3))
         assert checkpointer.stats.failed == 1
         assert checkpointer.stats.last_committed_step == 1
@@ -65,8 +65,8 @@ def test_directory_replaced_by_a_file_then_back(make, toy, same, clock):
         shutil.rmtree(make.directory)
         make.directory.write_text("in the way")
         checkpointer.maybe_save(1, toy.after(1))
-        if checkpointer._pending is not None:
-            checkpointer._pending.result.exception(60)
+        if checkpointer._saves.pending is not None:
+            checkpointer._saves.pending.result.exception(60)
         assert not checkpointer.maybe_save(2, toy.after(2))
         assert checkpointer.stats.failed == 1
         assert len(make.lines) == 1

@@ -33,7 +33,7 @@ def test_a_save_in_a_line():
     )
     instant = SaveRecord(1, 5.0, 5.0, bytes=10)
     assert instant.gb_per_second == 0, "a clock that stands still divides by nothing"
-    assert instant.line().startswith("saved step 1: 0.0100 kB in 0.00 s (0.00 kB/s; ")
+    assert instant.line().startswith("saved step 1: 10 B in 0.00 s (0 B/s; ")
 
 
 def test_a_save_as_an_event():

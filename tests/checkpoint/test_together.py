@@ -35,23 +35,24 @@ def pair(tmp_path, store, storage, clock):
 def test_leaving_when_one_has_seen_the_save_end_and_the_other_has_not(pair, first):
     pair.both(lambda checkpointer: checkpointer.save(1, STATE))
     for checkpointer in pair:
-        checkpointer._pending.result.result(30)
+        checkpointer._saves.pending.result.result(30)
     pair[first].poll()
-    assert pair[first]._pending is None
-    assert pair[1 - first]._pending is not None
+    assert pair[first]._saves.pending is None
+    assert pair[1 - first]._saves.pending is not None
     assert pair.both(lambda checkpointer: checkpointer.save_preempted(2, STATE, 20.0)) in ([1, 1], [2, 2])
 
 
 def test_a_last_save_that_one_takes_for_failed_is_made_again_by_all(pair, monkeypatch):
     # The threads share the number that processes count their readings by.
-    monkeypatch.setattr("maxlite.checkpoint.checkpointer.check_step", lambda *arguments, **options: "")
-    committed = pair[1]._committed
+    monkeypatch.setattr("maxlite.checkpoint.ending.check_step", lambda *arguments, **options: "")
+    saves = pair[1]._saves
+    committed = saves._committed
 
     def give_up_the_first(pending, what):
-        pair[1]._committed = committed
-        pair[1]._failed(pending.step, TimeoutError("given up a moment before it was committed"))
+        saves._committed = committed
+        saves._failed(pending.step, TimeoutError("given up a moment before it was committed"))
 
-    pair[1]._committed = give_up_the_first
+    saves._committed = give_up_the_first
     pair.both(lambda checkpointer: checkpointer.save_final(5, STATE))
     assert [checkpointer.stats.last_committed_step for checkpointer in pair] == [5, 5]
     assert [checkpointer.stats.failed for checkpointer in pair] == [0, 1]
