@@ -38,7 +38,7 @@ def read_state(
     The arrays belong to XLA and may be donated. Raises InputError for another structure, all kinds of errors for
     damage.
     """
-    wanted = {name: _with_sharding(leaf) for name, leaf in named_leaves(abstract_state).items()}
+    wanted = named_leaves(abstract_state)
     arrays = dict(read_checked(path, metadata, wanted, partial, config, agree))
     casts = [
         f"{name}: {metadata.arrays[name]} -> {leaf.dtype}"
@@ -58,9 +58,11 @@ def read_checked(
 ) -> Iterator[tuple[str, jax.Array]]:
     """Yields the wanted arrays with their names, each known to be what was saved (as far as `checkpoint_verify` says).
 
-    At any moment two groups of arrays are in memory besides those that the caller keeps. `agree(part)` runs a part
-    that may fail on this process alone, and raises on every process if it did.
+    Those wanted without a sharding are read to the first device. At any moment two groups of arrays are in memory
+    besides those that the caller keeps. `agree(part)` runs a part that may fail on this process alone, and raises on
+    every process if it did.
     """
+    wanted = {name: _with_sharding(leaf) for name, leaf in wanted.items()}
     record = agree(lambda: _check_files(path, metadata, wanted, partial, config))
     state = path / layout.STATE
     groups = _groups(metadata, wanted)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from maxlite.checkpoint import arrays as reading
 from maxlite.checkpoint import comparing
 from maxlite.checkpoint.comparing import distances, same_bits
 
@@ -24,7 +25,9 @@ def test_equal_steps_of_two_runs(run, cli, cli_json, tmp_path):
     assert all(entry["equal"] and entry["max_abs"] == 0 and entry["relative"] == 0 for entry in found["arrays"])
 
 
-def test_different_steps(run, cli, cli_json, expected):
+@pytest.mark.parametrize("group_bytes", [0, reading.GROUP_BYTES])
+def test_different_steps(run, cli, cli_json, expected, monkeypatch, group_bytes):
+    monkeypatch.setattr(reading, "GROUP_BYTES", group_bytes)
     status, found = cli_json("diff", run.step(10), run.step(30))
     assert (status, found["equal"]) == (1, False)
     arrays = {entry["name"]: entry for entry in found["arrays"]}
