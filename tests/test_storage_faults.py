@@ -135,7 +135,7 @@ def is_reported_and_leaves_nothing(several, reason, times=2):
     goes_on(several)
 
 
-@pytest.mark.parametrize(("count", "arguments"), [(1, []), (1, [COMPRESSED]), (2, []), (2, [COMPRESSED])])
+@pytest.mark.parametrize(("count", "arguments"), [(1, []), (1, [COMPRESSED]), (2, [COMPRESSED])])
 def test_a_full_disk_is_said_and_saves_go_on_when_there_is_space(start_several, small_disk, count, arguments):
     several = start_several(*ARGUMENTS, *arguments, FOREVER, run=small_disk, count=count)
     starts_saving(several)
@@ -177,12 +177,12 @@ def test_a_run_that_ends_without_its_last_state_committed_says_so(start_several,
     assert several.run.left_in_checkpoints() == sorted(map(str, several.run.steps()))
 
 
-@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(
-    "when",
+    ("count", "when"),
     [
-        ["enable_continuous_checkpointing=true"],  # the next save makes it again, and tells
-        ["enable_continuous_checkpointing=false", "checkpoint_period=100000"],  # nothing but the look at it tells
+        (1, ["enable_continuous_checkpointing=true"]),  # the next save makes it again, and tells
+        (1, ["enable_continuous_checkpointing=false", "checkpoint_period=100000"]),  # only the look at it tells
+        (2, ["enable_continuous_checkpointing=false", "checkpoint_period=100000"]),
     ],
 )
 def test_a_directory_that_is_removed_is_said_and_made_again(start_several, count, when):

@@ -29,7 +29,7 @@ def numbers(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [(), ("ici_data_parallelism=2",), ("gradient_accumulation_steps=2",)])
+@pytest.mark.parametrize("plan", [(), ("ici_data_parallelism=2", "gradient_accumulation_steps=2")])
 def test_two_processes_train_as_one_process_with_two_devices(start_two, make_run, plan):
     arguments = ["steps=6", "eval_interval=3", UNSAVED, *plan]
     two = start_two(*arguments)
@@ -43,8 +43,7 @@ def test_two_processes_train_as_one_process_with_two_devices(start_two, make_run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(("index", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
 def test_a_signal_to_one_stops_both_at_the_same_step(start_two, index, number):
     two = start_two(*ENDLESS)
     two.wait_for_step(5)

@@ -16,7 +16,7 @@ import pytest
 from maxlite.checkpoint import Checkpointer
 from maxlite.config import CheckpointConfig
 
-SAVES = int(os.environ.get("MANY_SAVES", "2000"))
+SAVES = int(os.environ.get("MANY_SAVES", "1000"))
 WARM_UP = 50
 LARGEST_GROWTH = 5000  # bytes a save
 
