@@ -21,9 +21,7 @@ from maxlite.checkpoint.errors import CheckpointError, in_words
 from maxlite.checkpoint.inventory import Entry, State, find, nothing_in, shown, survey
 from maxlite.checkpoint.keep import KeptStep, Preservation
 from maxlite.checkpoint.stats import in_bytes
-from maxlite.config import CheckpointConfig, InputError
-
-LOCK = ".lock"  # of a run directory; held while a run trains there
+from maxlite.config import LOCK_NAME, CheckpointConfig, InputError
 
 
 class Doomed(NamedTuple):
@@ -73,7 +71,7 @@ def no_run_in(directory: epath.Path) -> Generator[None]:
     Raises InputError if a run is training there, OSError.
     """
     with ExitStack() as stack:
-        lock = directory.parent / LOCK
+        lock = directory.parent / LOCK_NAME
         if storage.is_local(directory) and directory.name == layout.CHECKPOINTS and lock.exists():
             file = stack.enter_context(Path(lock).open("r+"))  # writable, as NFS wants it for an exclusive lock
             try:

@@ -3,7 +3,7 @@
 from maxlite.config.command import read_command, report_input_error
 from maxlite.config.errors import Exit, InputError
 from maxlite.config.resolve import Config, Resolved, resolve
-from maxlite.config.run_directory import RunDirectory
+from maxlite.config.run_directory import LOCK_NAME, RunDirectory
 from maxlite.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -15,6 +15,7 @@ from maxlite.config.sections import (
 )
 
 __all__ = [
+    "LOCK_NAME",
     "CheckpointConfig",
     "Config",
     "DataConfig",

@@ -13,6 +13,7 @@ from maxlite.config.resolve import Config
 from maxlite.config.show import config_yaml
 
 CONFIG_NAME = "config.yml"
+LOCK_NAME = ".lock"  # locked while a run trains there
 
 
 class RunDirectory:
@@ -37,7 +38,7 @@ class RunDirectory:
         key = f"base_output_directory={self._config.run.base_output_directory} run_name={self._config.run.run_name}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise InputError(f"{key}: {self.path} cannot be used: {error.strerror}") from error
         try:
