@@ -114,7 +114,7 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
             if changes := config_changes(saved, metadata):
                 events.record("config_changed", step=start, changes=[change._asdict() for change in changes])
         if processes.primary:
-            console.lines(run.begin(start))
+            console.lines(run.begin(start, checkpointer.resumed_step is not None))
         batches = stack.enter_context(data.train_batches(start))
         timer = stack.enter_context(StepTimer())
         at_risk = checkpointer.work_at_risk_seconds
@@ -139,7 +139,7 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
             if finished is not None:
                 newest, newest_step = finished.metrics, finished.step
                 if log.finished(finished):
-                    console.lines(checkpointer.news())
+                    console.lines(checkpointer.news() + run.check())
                 checkpointer.observe_step(finished.seconds)
                 guard.check(finished.step, finished.metrics)
 
@@ -187,19 +187,21 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
             saves.preemption_grace_seconds,
         )
         safe: int | None = start
+        by = stop.requested or "a signal to another process"
         if not done and step > start:
-            metrics = {"loss": newest["loss"]}
-            safe = checkpointer.save_preempted(step, state, stop.seconds_left(grace), metrics)
+            left, metrics = stop.seconds_left(grace), {"loss": newest["loss"]}
+            console.line(f"{by}: saving within {left:.0f} s, what is left of preemption_grace_seconds={grace:g}")
+            safe = checkpointer.save_preempted(step, state, left, metrics)
         elif not done:
             checkpointer.wait(stop.seconds_left(grace))
-        elif step > start and saves.save_checkpoint_on_completion:
+        elif step != checkpointer.resumed_step and saves.save_checkpoint_on_completion:
             checkpointer.save_final(step, state, metrics)
         else:
             checkpointer.require_saved()
         resume = resume_command(arguments, 2 * last if done else None)
         console.lines(summary(step, last, log, checkpointer.stats, run.path, resume))
         if not done:
-            console.line(f"{stop.requested or 'a signal to another process'}: {stopped(step, start, safe)}")
+            console.line(f"{by}: {stopped(step, start, safe)}")
         return Exit.DONE if done else Exit.SAVE_FAILED if safe is None else Exit.PREEMPTED
 
 

@@ -259,10 +259,17 @@ def test_a_run_begins_with_the_parameters_or_the_state_of_another(make_run):
     assert f"load_parameters_path: step 4 of {first.directory}" in output
     assert "starting at step 0" in output
     output = whole.train("steps=6", f"load_full_state_path={first.directory / 'checkpoints' / '4'}")
-    assert "resuming from step 4 of 6" in output
+    assert "starting at step 4 of 6" in output
     first.train("steps=6")
     assert state_bytes(whole, 6) == state_bytes(first, 6)
     assert state_bytes(parameters, 2) != state_bytes(first, 6)
+    # Nothing left to train is no reason to save nothing.
+    there = make_run("there")
+    output = there.train("steps=6", f"load_full_state_path={first.directory}")
+    assert "starting at step 6: nothing left of steps=6" in output
+    assert state_bytes(there, 6) == state_bytes(first, 6)
+    output = there.train("steps=6", f"load_full_state_path={first.directory}")
+    assert "load_full_state_path is not read: the run goes on from its own checkpoints" in output
 
 
 def test_a_run_directory_is_one_processs_at_a_time(make_run):

@@ -65,7 +65,7 @@ class Checkpointer:
             self.directory, config, self._peers, self._saver, self._saves, report=report, record=record
         )
         self._decided_at = clock()
-        self._resumed_step: int | None = None
+        self.resumed_step: int | None = None  # the step of the run's own checkpoint that it goes on from
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +106,7 @@ class Checkpointer:
             self._saver.prepare(named_leaves(found.state))
             self._watch.start()
         if found.resumed:
-            self._resumed_step = found.step
+            self.resumed_step = found.step
             self.stats.last_committed_step = found.step
             self._policy.resumed(found.step, now)
             self._watch.expect(found.step)
@@ -147,7 +147,7 @@ class Checkpointer:
             raise SaveError(f"a save failed ({why}) and on_save_failure=stop; {self.stats.where_it_stands()}")
         votes = Votes(busy=bool(agreed["save_busy"]), due=bool(agreed["save_due"]))
         self._decided_at = self._clock()
-        return self._policy.decide(step, votes, cast_for) and step != self._resumed_step
+        return self._policy.decide(step, votes, cast_for) and step != self.resumed_step
 
     def maybe_save(self, step: int, state: Any) -> bool:
         """For one process: saves if a save is due; whether one was started."""
@@ -159,7 +159,7 @@ class Checkpointer:
         Returns once the arrays may be donated, or with `async_checkpointing=false` once they are committed.
         Waits for the save being written, if any. The caller sees to it that the state is finite.
         """
-        if not self._config.enable_checkpointing or step == self._resumed_step:
+        if not self._config.enable_checkpointing or step == self.resumed_step:
             return False
         began = self._clock()
         self._saves.wait()

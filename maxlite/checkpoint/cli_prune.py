@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, clock: Callable[[], float] = time.time) -> 
     directory, step = find(options.path)
     if step is not None:
         raise InputError(f"{options.path}: one step; name the run or its checkpoints/, and the step by --steps {step}")
-    with no_run_in(directory):
+    with no_run_in(directory, deletes=options.yes):
         entries = survey(directory)
         if not entries:
             raise nothing_in(options.path)
@@ -65,17 +65,19 @@ def run(options: argparse.Namespace, clock: Callable[[], float] = time.time) -> 
 
 
 @contextmanager
-def no_run_in(directory: epath.Path) -> Generator[None]:
+def no_run_in(directory: epath.Path, *, deletes: bool) -> Generator[None]:
     """Holds the lock of the run directory that `directory` is in, if it is in one: no run starts there meanwhile.
+
+    `deletes`: false if nothing is written, so that a read-only run can be looked at.
 
     Raises InputError if a run is training there, OSError.
     """
     with ExitStack() as stack:
         lock = directory.parent / LOCK_NAME
         if storage.is_local(directory) and directory.name == layout.CHECKPOINTS and lock.exists():
-            file = stack.enter_context(Path(lock).open("r+"))  # writable, as NFS wants it for an exclusive lock
+            file = stack.enter_context(Path(lock).open("r+" if deletes else "r"))  # NFS locks what can be written
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_EX if deletes else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
                     f"{directory.parent}: process {file.read() or 'unknown'} is training there, and deletes steps by "
@@ -149,6 +151,6 @@ def _delete(entry: Entry) -> None:
         if entry.state in (State.COMMITTED, State.TORN):
             storage.delete_step(entry.path)
         else:
-            entry.path.rmtree()
+            storage.remove(entry.path)
     except OSError as error:
         raise CheckpointError(f"{entry.path} could not be deleted: {in_words(error)}") from error

@@ -106,12 +106,12 @@ class Commit:
         path, warnings = layout.step_path(self.directory, self.metadata.step), self._vanished()
         if path != self.target and path.exists():
             if _holds(path, record):  # committed by a save that was thought to have failed, in its last moment
-                self.target.rmtree()
+                storage.remove(self.target)
                 return _Step(digested, record.bytes, warnings)
             warnings.append(f"{path} was in the way of a save and is now {storage.set_aside(path).name}")
         storage.commit(self.target, path)
         for leftover in storage.unfinished(self.directory):  # of saves that failed or were given up
-            leftover.rmtree(missing_ok=True)
+            storage.remove(leftover)
         return _Step(digested, record.bytes, warnings)
 
     def _vanished(self) -> list[str]:
@@ -159,7 +159,7 @@ class Commit:
                 found = [self.target] if self.abandoned.is_set() else storage.unfinished(self.directory)
                 found = [path for path in found if path.exists()]
                 for path in found:
-                    path.rmtree(missing_ok=True)
+                    storage.remove(path)
                 if look and not found:
                     return
                 problem = None

@@ -70,5 +70,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _is_trouble(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        return not isinstance(error, FileNotFoundError)
+        # What should be a file or a directory, and is not there or is the other.
+        return not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
     return isinstance(error, MemoryError | jax.errors.JaxRuntimeError) or bool(_TROUBLE.match(str(error)))

@@ -68,7 +68,7 @@ def read(step_dir: epath.Path) -> Record:
             raise Damage(f"its integrity record {layout.RECORD_FILE} is damaged")
         files = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in content["files"].items()}
         return Record(files, {name: (sums[0], sums[1]) for name, sums in content["arrays"].items()})
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise Damage(f"it has no integrity record, {layout.RECORD_FILE}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, Damage):
@@ -76,10 +76,15 @@ def read(step_dir: epath.Path) -> Record:
         raise Damage(f"its integrity record {layout.RECORD_FILE} is damaged") from error
 
 
-def require_files(step_dir: epath.Path, record: Record) -> None:
-    """Raises Damage if a file is missing, has another size, or differs from its digest. Reads no large file."""
+def require_files(step_dir: epath.Path, record: Record, only: str | None = None) -> None:
+    """Raises Damage if a file is missing, has another size, or differs from its digest. Reads no large file.
+
+    `only`: this file alone is looked at.
+    """
     problems = []
     for name, entry in record.files.items():
+        if only not in (None, name):
+            continue
         path = step_dir / name
         try:
             size = path.stat().length

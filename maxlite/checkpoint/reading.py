@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import jax
 from etils import epath
 
-from maxlite.checkpoint import layout, storage
+from maxlite.checkpoint import integrity, layout, storage
 from maxlite.checkpoint.arrays import read_checked, read_state
 from maxlite.checkpoint.errors import Damage, RestoreError
 from maxlite.checkpoint.faults import patiently, why
@@ -76,8 +76,9 @@ def restore_newest(
             return Restored(state, metadata, tuple(damaged), casts)
         gc.collect()  # or what was read of the damaged step stays in memory while an older one is read
     if damaged:
+        none = "the only checkpoint" if len(damaged) == 1 else f"each of the {len(damaged)} checkpoints"
         raise RestoreError(
-            f"none of the {len(damaged)} checkpoints in {directory} is good; nothing was changed. "
+            f"{none} in {directory} is damaged; nothing was changed. "
             + "; ".join(f"step {step}: {damaged[step]}" for step in sorted(damaged, reverse=True)[:3])
         )
     return None
@@ -107,10 +108,21 @@ def check_step(
     return ""
 
 
-def _metadata_of(path: epath.Path, step: int) -> layout.StepMetadata:
+def _metadata_of(path: epath.Path, step: int, config: CheckpointConfig) -> layout.StepMetadata:
+    """What the step says about itself, checked before a word of it is believed."""
     if not layout.is_committed(path):
         raise Damage("it has no commit marker")
+    problem = None
+    if config.checkpoint_verify != "off":
+        try:
+            record = integrity.read(path)
+        except Damage as error:
+            problem = error  # or a newer maxlite wrote it, which its metadata tells
+        else:
+            integrity.require_files(path, record, only=layout.METADATA_FILE)
     metadata = layout.read_metadata(path)
+    if problem is not None:
+        raise problem
     if metadata.step != step:
         raise Damage(f"it is a copy of step {metadata.step} under another name")
     return metadata
@@ -150,7 +162,7 @@ class _Reading:
     ) -> tuple[Any, layout.StepMetadata, list[str]]:
         """Reads and checks one step. Raises Damage, InputError or RestoreError, the same on every process."""
         agree = self._agree_on(path, config)
-        metadata = agree(lambda: _metadata_of(path, step))
+        metadata = agree(lambda: _metadata_of(path, step, config))
         agree(lambda: admit(metadata.run))
         state, casts = read_state(path, metadata, abstract_state, partial, config, agree)
         return state, metadata, casts
@@ -158,7 +170,7 @@ class _Reading:
     def check(self, path: epath.Path, step: int, abstract_state: Any, config: CheckpointConfig) -> None:
         """Reads and checks one step and keeps nothing of it. Raises as `read` does."""
         agree = self._agree_on(path, config)
-        metadata = agree(lambda: _metadata_of(path, step))
+        metadata = agree(lambda: _metadata_of(path, step, config))
         if abstract_state is None:
             one_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             wanted = {

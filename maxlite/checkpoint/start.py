@@ -51,6 +51,9 @@ def restore_or_init(
             "anew over it; use another run_name"
         )
     if restored is not None:
+        for key in ("load_full_state_path", "load_parameters_path"):
+            if getattr(config, key):
+                report(f"{key} is not read: the run goes on from its own checkpoints")
         _set_aside(directory, restored, config, peers, report, record)
         record("restored", step=restored.metadata.step, lost=list(restored.damaged), casts=len(restored.casts))
         return Start(_say_casts(restored, report), restored.metadata.step, restored.metadata, resumed=True)
@@ -73,7 +76,7 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
         if peers.primary:
             storage.make_directory(directory)
             for path in storage.leftovers(directory):
-                path.rmtree()
+                storage.remove(path)
             if peers.count > 1:
                 probe.touch()
                 made = True

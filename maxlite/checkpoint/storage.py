@@ -110,11 +110,19 @@ def delete_step(step_dir: epath.Path) -> None:
     if is_local(step_dir):
         doomed = step_dir.with_name(step_dir.name + layout.DELETING)
         if doomed.exists():
-            doomed.rmtree()
-        step_dir.rename(doomed).rmtree()
+            remove(doomed)
+        remove(step_dir.rename(doomed))
     else:
         (step_dir / layout.COMMIT_MARKER).unlink(missing_ok=True)
         step_dir.rmtree()
+
+
+def remove(path: epath.Path) -> None:
+    """Deletes a directory with all that is in it; of a link, which somebody put in its place, the link. OSError."""
+    if is_local(path) and Path(path).is_symlink():
+        path.unlink()
+    else:
+        path.rmtree(missing_ok=True)
 
 
 def set_aside(step_dir: epath.Path) -> epath.Path:

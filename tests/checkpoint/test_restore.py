@@ -120,7 +120,7 @@ def test_what_is_not_a_checkpoint_is_ignored_and_left_alone(make, toy, same):
     assert listing(root) == sorted(re.sub(r"^([89])(?=/|$)", r"\1.set-aside-1", name) for name in before)
 
 
-@pytest.mark.parametrize("what", ["data", "metadata", "all arrays", "copy"])
+@pytest.mark.parametrize("what", ["data", "metadata", "metadata is a file", "all arrays", "copy"])
 def test_damaged_newest_step_falls_back_and_says_so(make, toy, same, what):
     save_steps(make, toy, 4, 6)
     newest = make.directory / "6"
@@ -129,6 +129,9 @@ def test_damaged_newest_step_falls_back_and_says_so(make, toy, same, what):
             damage(make.directory, 6)
         case "metadata":
             (newest / "metadata" / "metadata.json").write_text("{}")
+        case "metadata is a file":
+            shutil.rmtree(newest / "metadata")
+            (newest / "metadata").write_text("a file")
         case "all arrays":
             shutil.rmtree(newest / "state")
         case "copy":
@@ -147,6 +150,68 @@ def test_damaged_newest_step_falls_back_and_says_so(make, toy, same, what):
     assert make.lines[3] == "falling back to step 4: 2 steps are lost to the damage"
     assert make.lines[4].startswith(f"checkpoint {newest} was renamed to 6.set-aside-1; ")
     assert [kind for kind, _ in make.events[-2:]] == ["checkpoint_damaged", "restored"]
+
+
+@pytest.mark.parametrize(("saved", "found"), [('"seed": 0', '"seed": 1'), ('"format": 2', '"format": 3')])
+def test_metadata_is_not_believed_before_it_is_checked(make, toy, saved, found):
+    save_steps(make, toy, 4, 6, metadata={"seed": 0})
+    file = make.directory / "6" / "metadata" / "metadata.json"
+    text = file.read_text()
+    assert saved in text
+    file.write_text(text.replace(saved, found))  # one bit
+
+    def admit(run):
+        if run != {"seed": 0}:
+            raise InputError("another run")
+
+    restored = restore_newest(make.directory, toy.abstract(), make.lines.append, admit=admit)
+    assert restored.metadata.step == 4
+    assert (
+        make.lines[0]
+        == f"checkpoint {make.directory / '6'} is damaged: metadata/metadata.json differs from what was saved"
+    )
+
+
+def test_a_newer_version_of_the_record_too_is_no_damage(make, toy):
+    save_steps(make, toy, 4, 6)
+    for file, found, new in (
+        ("metadata/metadata.json", '"format": 2', '"format": 3'),
+        ("integrity.json", "mixed-weighted-sums-2x32", "better"),
+    ):
+        path = make.directory / "6" / file
+        assert found in path.read_text()
+        path.write_text(path.read_text().replace(found, new))
+    with pytest.raises(InputError, match="use a newer maxlite"):
+        restore(make, toy)
+
+
+def test_a_step_that_was_moved_and_linked_is_a_step_and_only_the_link_is_deleted(make, toy, same, tmp_path):
+    save_steps(make, toy, 1, 2)
+    elsewhere = tmp_path / "elsewhere"
+    (make.directory / "1").rename(elsewhere)
+    (make.directory / "1").symlink_to(elsewhere)
+    (make.directory / "0.deleting").symlink_to(elsewhere)
+    with make(max_num_checkpoints_to_keep=1) as checkpointer:
+        checkpointer.restore_or_init(toy.abstract(), toy.init)
+        checkpointer.save(3, toy.after(3))
+        checkpointer.wait()
+        checkpointer.save_final(3, toy.after(3))
+    assert [path.name for path in make.directory.iterdir()] == ["3"]
+    assert (elsewhere / "state").is_dir()
+    assert not make.lines
+
+
+def test_a_file_in_the_place_of_a_step_is_set_aside(make, toy, same):
+    save_steps(make, toy, 2)
+    (make.directory / "3").write_text("mine")
+    with make() as checkpointer:
+        checkpointer.restore_or_init(toy.abstract(), toy.init)
+        checkpointer.save_final(3, toy.after(3))
+    assert make.lines == [f"{make.directory / '3'} was in the way of a save and is now 3.set-aside-1"]
+    assert (make.directory / "3.set-aside-1").read_text() == "mine"
+    state, step = restore(make, toy)
+    assert step == 3
+    same(state, toy.after(3))
 
 
 def test_damaged_step_is_never_counted_deleted_or_overwritten(make, toy, same):
@@ -172,7 +237,7 @@ def test_no_good_step_is_an_error_and_nothing_is_changed(make, toy):
     damage(make.directory, 4)
     damage(make.directory, 6)
     before = listing(make.directory)
-    with pytest.raises(RestoreError, match=r"none of the 2 .* nothing was changed\. step 6: .*; step 4: "):
+    with pytest.raises(RestoreError, match=r"each of the 2 .* nothing was changed\. step 6: .*; step 4: "):
         restore(make, toy)
     assert listing(make.directory) == before
 
