@@ -15,6 +15,7 @@ from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
+ECHO_SECONDS = 1.0  # the same signal so soon is the same wish: srun passes on what the process got already
 PREEMPTED = 5  # the exit status; see maxlite.config.Exit, which may not be loaded yet
 
 
@@ -80,6 +81,8 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if self.requested == name and time.monotonic() - self._requested_at < ECHO_SECONDS:
+            return
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

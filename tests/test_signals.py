@@ -33,6 +33,19 @@ def test_inside_the_loop_a_signal_is_remembered(number, capfd):
     assert "saving after this step" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("later", "left"), [(0.5, False), (1.5, True)])
+def test_a_second_signal_leaves_at_once_unless_it_is_the_echo_of_the_first(later, left):
+    code = (
+        "import os, time; from maxlite.signals import StopRequest\n"
+        "now = [100.0]; time.monotonic = lambda: now[0]\n"
+        "with StopRequest() as stop:\n"
+        "    stop.defer(); os.kill(os.getpid(), 15)\n"
+        f"    now[0] += {later}; os.kill(os.getpid(), 15)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == (-signal.SIGTERM if left else 0)
+
+
 def test_a_hang_up_that_nohup_ignores_stays_ignored():
     code = "import os, signal; from maxlite.signals import StopRequest\nwith StopRequest(): os.kill(os.getpid(), 1)"
     done = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=False)
