@@ -89,7 +89,21 @@ class ParallelConfig(Section):
 
     ici_data_parallelism: Int = key(1, "devices that each hold all weights; -1: what is left", ge=-1)
     ici_fsdp_parallelism: Int = key(-1, "devices that share weights and batch; -1: what is left", ge=-1)
+    ici_context_parallelism: Int = key(
+        1, "devices that share each sequence; -1: what is left", ge=-1, aka="ici_sequence_parallelism"
+    )
     ici_tensor_parallelism: Int = key(1, "devices that share each layer's heads and MLP; -1: what is left", ge=-1)
+    dcn_data_parallelism: Int = key(-1, "slices that each hold all weights; -1: what is left", ge=-1)
+    dcn_fsdp_parallelism: Int = key(1, "slices that share weights and batch; -1: what is left", ge=-1)
+    dcn_context_parallelism: Int = key(
+        1, "slices that share each sequence; -1: what is left", ge=-1, aka="dcn_sequence_parallelism"
+    )
+    dcn_tensor_parallelism: Int = key(1, "slices that share each layer's heads and MLP; -1: what is left", ge=-1)
+    logical_axis_rules: list[tuple[str, list[str]]] = key(
+        [],
+        "[logical axis, [mesh axes]]: over which mesh axes a dimension of weights, or of activations (activation_*), "
+        "is spread, in place of the default",
+    )
     coordinator_address: str | None = key(None, "host:port where process 0 is met by the others; null: one process")
     num_processes: Int = key(1, "processes of the run, all started with the same command but for process_id", ge=1)
     process_id: Int = key(0, "which of the num_processes this one is, from 0", ge=0)
@@ -102,13 +116,14 @@ class ParallelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sizes = {name: getattr(self, name) for name in type(self).model_fields if name.startswith("ici_")}
-        zero = [name for name, size in sizes.items() if size == 0]
-        if zero:
-            raise ValueError(f"{', '.join(zero)}: 0 devices; 1 means not used, -1 means what is left")
-        fill = [name for name, size in sizes.items() if size == -1]
-        if len(fill) > 1:
-            raise ValueError(f"only one key may be -1 (what is left), here: {', '.join(fill)}")
+        for kind in ("ici_", "dcn_"):
+            sizes = {name: getattr(self, name) for name in type(self).model_fields if name.startswith(kind)}
+            zero = [name for name, size in sizes.items() if size == 0]
+            if zero:
+                raise ValueError(f"{', '.join(zero)}: 0 devices; 1 means not used, -1 means what is left")
+            fill = [name for name, size in sizes.items() if size == -1]
+            if len(fill) > 1:
+                raise ValueError(f"only one {kind} key may be -1 (what is left), here: {', '.join(fill)}")
         if self.process_id >= self.num_processes:
             raise ValueError(
                 f"process_id={self.process_id} with num_processes={self.num_processes}: they count from 0 to "
