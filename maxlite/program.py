@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -131,13 +131,13 @@ class Program:
     @cached_property
     def train_step(self) -> Any:
         """The compiled train step."""
-        inputs = self._abstract_batch(self.rows), self.agreement.to_device({})
+        inputs = self._abstract_batch(self.rows), self.agreement.abstract
         return self.jitted_train_step.lower(self.abstract_state, *inputs).compile()
 
     @cached_property
     def compiled_eval_step(self) -> Any:
         """The compiled eval step."""
-        inputs = self._abstract_batch(self.eval_rows), self.agreement.to_device({})
+        inputs = self._abstract_batch(self.eval_rows), self.agreement.abstract
         return self.eval_step.lower(self.abstract_state.params, *inputs).compile()
 
     def _abstract_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -184,15 +184,20 @@ class Program:
         ]
 
 
-def build_program(config: Config) -> Program:
+def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -> Program:
     """Builds the functions of a run over all devices; computes nothing yet.
+
+    Args:
+        config: the config.
+        devices: others than every process's; those of a `jax.experimental.topologies` description will do, on which
+            nothing can run: what the program holds can then be lowered and compiled only.
 
     Raises:
         InputError: batch, devices and model do not fit each other.
     """
     if config.run.jax_cache_dir is not None:
         jax.config.update("jax_compilation_cache_dir", str(Path(config.run.jax_cache_dir).expanduser()))
-    mesh = make_mesh(config.parallel)
+    mesh = make_mesh(config.parallel, devices)
     data, parts = config.data, batch_shards(mesh)
     accumulation = config.optimizer.gradient_accumulation_steps
     rows = global_batch_size(data.per_device_batch_size, mesh.size, accumulation, parts)
