@@ -28,14 +28,14 @@ from maxlite.model import (
 )
 from maxlite.parallel import (
     Agreement,
+    MeshPlan,
     batch_sharding,
     batch_shards,
     constrain,
-    describe_mesh,
     global_batch_size,
-    make_mesh,
     param_shardings,
     per_shard,
+    plan_mesh,
     process_rows,
     to_device,
 )
@@ -111,6 +111,7 @@ class Program:
     """
 
     config: Config
+    mesh_plan: MeshPlan
     mesh: Mesh
     attention: AttentionChoice
     abstract_state: TrainState
@@ -178,7 +179,7 @@ class Program:
         """What will be computed where, a few lines for people."""
         model, (kernel, reason) = self.config.model, self.attention
         return [
-            f"maxlite {version('maxlite')}, jax {jax.__version__}, {describe_mesh(self.mesh)}",
+            f"maxlite {version('maxlite')}, jax {jax.__version__}, {self.mesh_plan.describe()}",
             f"model: {num_parameters(model):,} parameters in {model.weight_dtype}, computed in {model.dtype}; "
             f"attention {kernel} ({reason})",
         ]
@@ -197,7 +198,8 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
     """
     if config.run.jax_cache_dir is not None:
         jax.config.update("jax_compilation_cache_dir", str(Path(config.run.jax_cache_dir).expanduser()))
-    mesh = make_mesh(config.parallel, devices)
+    plan = plan_mesh(config.parallel, devices)
+    mesh = plan.mesh()
     data, parts = config.data, batch_shards(mesh)
     accumulation = config.optimizer.gradient_accumulation_steps
     rows = global_batch_size(data.per_device_batch_size, mesh.size, accumulation, parts)
@@ -228,6 +230,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
     inputs = (batch_sharding(mesh), agreement.sharding)
     return Program(
         config=config,
+        mesh_plan=plan,
         mesh=mesh,
         attention=attention,
         abstract_state=_with_shardings(abstract, shardings),

@@ -2,7 +2,7 @@
 
 from maxlite.parallel.agreement import Agreement
 from maxlite.parallel.batch import global_batch_size, process_rows, to_device
-from maxlite.parallel.mesh import describe_mesh, make_mesh
+from maxlite.parallel.mesh import MeshPlan, make_mesh, plan_mesh
 from maxlite.parallel.processes import Processes, ProcessLost
 from maxlite.parallel.sharding import (
     batch_sharding,
@@ -14,16 +14,17 @@ from maxlite.parallel.sharding import (
 
 __all__ = [
     "Agreement",
+    "MeshPlan",
     "ProcessLost",
     "Processes",
     "batch_sharding",
     "batch_shards",
     "constrain",
-    "describe_mesh",
     "global_batch_size",
     "make_mesh",
     "param_shardings",
     "per_shard",
+    "plan_mesh",
     "process_rows",
     "to_device",
 ]
