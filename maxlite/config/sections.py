@@ -104,9 +104,14 @@ class ParallelConfig(Section):
         "[logical axis, [mesh axes]]: over which mesh axes a dimension of weights, or of activations (activation_*), "
         "is spread, in place of the default",
     )
-    coordinator_address: str | None = key(None, "host:port where process 0 is met by the others; null: one process")
-    num_processes: Int = key(1, "processes of the run, all started with the same command but for process_id", ge=1)
-    process_id: Int = key(0, "which of the num_processes this one is, from 0", ge=0)
+    coordinator_address: str | None = key(
+        None, "host:port where process 0 is met by the others; null: as the environment tells (Slurm, ...), or alone"
+    )
+    num_processes: Int = key(1, "with coordinator_address: processes of the run, all started with one command", ge=1)
+    process_id: Int = key(0, "with coordinator_address: which of the num_processes this one is, from 0", ge=0)
+    skip_jax_distributed_system: bool = key(
+        False, "do not look for other processes in the environment: Slurm, Open MPI, JobSet, TPU pods"
+    )
     jax_distributed_initialization_timeout: Int = key(
         300, "longest wait at the start for all processes to come", "seconds", ge=1
     )
