@@ -15,24 +15,29 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from maxlite.config import Config, ModelConfig
+from maxlite.config import Config, InputError, ModelConfig
 from maxlite.data import Batch, Dataset, open_dataset
 from maxlite.model import (
     AttentionChoice,
     Llama,
     LossSums,
+    Placement,
     choose_attention,
     loss_sums,
     num_parameters,
     train_step_flops,
 )
 from maxlite.parallel import (
+    DEFAULT_RULES,
     Agreement,
     MeshPlan,
+    Rules,
     batch_sharding,
     batch_shards,
     constrain,
     global_batch_size,
+    length_shards,
+    logical_rules,
     param_shardings,
     per_shard,
     plan_mesh,
@@ -76,15 +81,15 @@ class Network:
     axes: Any
 
 
-def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0) -> Network:
+def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0, rules: Rules = DEFAULT_RULES) -> Network:
     """The model that `config` describes, its initial weights those of `seed`; computes nothing yet."""
-    platform = mesh.devices.flat[0].platform
-    make = partial(Llama, config, constrain=constrain(mesh), per_shard=per_shard(mesh), platform=platform)
+    placement = Placement(constrain(mesh, rules), per_shard(mesh, rules), length_shards(mesh, rules))
+    make = partial(Llama, config, placement=placement, platform=mesh.devices.flat[0].platform)
     graphdef, variables = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     abstract, axes = nnx.to_pure_dict(variables), nnx.to_pure_dict(nnx.get_partition_spec(variables))
     return Network(
         graphdef=graphdef,
-        abstract_params=_with_shardings(abstract, param_shardings(mesh, abstract, axes)),
+        abstract_params=_with_shardings(abstract, param_shardings(mesh, abstract, axes, rules)),
         init_params=lambda: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(seed)))),
         axes=axes,
     )
@@ -129,11 +134,16 @@ class Program:
         if self.config.telemetry.eval_steps != 0:
             _ = self.compiled_eval_step
 
+    @property
+    def lowered_train_step(self) -> Any:
+        """The train step, lowered for the devices of the mesh."""
+        inputs = self._abstract_batch(self.rows), self.agreement.abstract
+        return self.jitted_train_step.lower(self.abstract_state, *inputs)
+
     @cached_property
     def train_step(self) -> Any:
         """The compiled train step."""
-        inputs = self._abstract_batch(self.rows), self.agreement.abstract
-        return self.jitted_train_step.lower(self.abstract_state, *inputs).compile()
+        return self.lowered_train_step.compile()
 
     @cached_property
     def compiled_eval_step(self) -> Any:
@@ -200,15 +210,24 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
         jax.config.update("jax_compilation_cache_dir", str(Path(config.run.jax_cache_dir).expanduser()))
     plan = plan_mesh(config.parallel, devices)
     mesh = plan.mesh()
-    data, parts = config.data, batch_shards(mesh)
+    rules = logical_rules(config.parallel)
+    data, parts, length_parts = config.data, batch_shards(mesh, rules), length_shards(mesh, rules)
+    if data.max_target_length % length_parts:
+        raise InputError(
+            f"max_target_length={data.max_target_length} does not split into {length_parts} equal parts, one for each "
+            f"device that shares a sequence (context parallelism); make it a multiple of {length_parts}"
+        )
     accumulation = config.optimizer.gradient_accumulation_steps
     rows = global_batch_size(data.per_device_batch_size, mesh.size, accumulation, parts)
     eval_rows = global_batch_size(data.eval_per_device_batch_size or data.per_device_batch_size, mesh.size, 1, parts)
 
     attention = choose_attention(
-        config.model, platform=mesh.devices.flat[0].platform, sequence_length=data.max_target_length
+        config.model,
+        platform=mesh.devices.flat[0].platform,
+        sequence_length=data.max_target_length,
+        length_shards=length_parts,
     )
-    network = build_network(config.model, mesh, config.run.init_weights_seed)
+    network = build_network(config.model, mesh, config.run.init_weights_seed, rules)
 
     def loss_fn(params: Params, batch: dict[str, jax.Array]) -> LossSums:
         return loss_sums(nnx.merge(network.graphdef, params), batch, config.model)
@@ -227,7 +246,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
     def eval_step(params: Params, batch: Any, flags: jax.Array) -> tuple[LossSums, dict[str, jax.Array]]:
         return loss_fn(params, batch), agreement.reduce(flags)
 
-    inputs = (batch_sharding(mesh), agreement.sharding)
+    inputs = (batch_sharding(mesh, rules), agreement.sharding)
     return Program(
         config=config,
         mesh_plan=plan,
@@ -238,7 +257,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
         agreement=agreement,
         jitted_train_step=jit_train_step(train_step, shardings, *inputs),
         eval_step=jax.jit(eval_step, in_shardings=(shardings.params, *inputs), out_shardings=shardings.step),
-        batch_sharding=batch_sharding(mesh),
+        batch_sharding=batch_sharding(mesh, rules),
         rows=rows,
         eval_rows=eval_rows,
     )

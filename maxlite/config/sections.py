@@ -65,6 +65,21 @@ class ModelConfig(Section):
     attention: Literal["autoselected", "dot_product", "flash", "cudnn_flash_jax"] = key(
         "autoselected", "attention kernel: XLA, splash attention (TPU), cuDNN (GPU), or picked by device"
     )
+    sa_block_q: Int = key(
+        512, "flash: queries in one tile; tiles shrink to what divides the length", ge=128, multiple_of=128
+    )
+    sa_block_kv: Int = key(512, "flash: keys in one tile", ge=128, multiple_of=128)
+    sa_block_kv_compute: Int = key(512, "flash: keys multiplied at once", ge=128, multiple_of=128)
+    sa_block_q_dkv: Int = key(512, "flash, gradient of keys and values: queries in one tile", ge=128, multiple_of=128)
+    sa_block_kv_dkv: Int = key(512, "flash, gradient of keys and values: keys in one tile", ge=128, multiple_of=128)
+    sa_block_kv_dkv_compute: Int = key(
+        512, "flash, gradient of keys and values: keys multiplied at once", ge=128, multiple_of=128
+    )
+    sa_block_q_dq: Int = key(512, "flash, gradient of queries: queries in one tile", ge=128, multiple_of=128)
+    sa_block_kv_dq: Int = key(512, "flash, gradient of queries: keys in one tile", ge=128, multiple_of=128)
+    sa_use_fused_bwd_kernel: bool = key(
+        False, "flash: all gradients in one kernel; sa_block_q_dq and sa_block_kv_dq are then not used"
+    )
     scan_layers: bool = key(True, "one compiled layer body for all layers; the numbers do not depend on it")
     remat_policy: Literal["full", "minimal", "save_qkv_proj", "save_dot_except_mlp", "none"] = key(
         "full", "what the backward pass recomputes; none: keeps every activation"

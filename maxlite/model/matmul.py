@@ -29,13 +29,20 @@ def transposed(x_MN: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(x_MN, cpu=by_rows, default=lambda x_MN: x_MN.mT)
 
 
+def weight_gradient(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
+    """x^T @ dy, summed over all tokens: float32 [D, F]. Tokens as one dimension, or as batch and sequence."""
+    if x_TD.ndim == 3:
+        return product("BSD,BSF->DF", x_TD, dy_TF)
+    return product("DT,TF->DF", transposed(x_TD), dy_TF)
+
+
 @jax.custom_vjp
 def matmul(x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
-    """x @ w in the dtype of x, accumulated in float32.
+    """x @ w in the dtype of x, accumulated in float32. Tokens as in `weight_gradient`.
 
     The gradient of w is not rounded to the dtype of x on its way to that of w, the master weights'.
     """
-    return product("TD,DF->TF", x_TD, w_DF.astype(x_TD.dtype)).astype(x_TD.dtype)
+    return product("...D,DF->...F", x_TD, w_DF.astype(x_TD.dtype)).astype(x_TD.dtype)
 
 
 def _forward(x_TD: jax.Array, w_DF: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -44,9 +51,8 @@ def _forward(x_TD: jax.Array, w_DF: jax.Array) -> tuple[jax.Array, tuple[jax.Arr
 
 def _backward(operands: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
     x_TD, w_DF = operands
-    dx_TD = product("TF,DF->TD", dy_TF, w_DF.astype(x_TD.dtype))
-    dw_DF = product("DT,TF->DF", transposed(x_TD), dy_TF)
-    return dx_TD.astype(x_TD.dtype), dw_DF.astype(w_DF.dtype)
+    dx_TD = product("...F,DF->...D", dy_TF, w_DF.astype(x_TD.dtype))
+    return dx_TD.astype(x_TD.dtype), weight_gradient(x_TD, dy_TF).astype(w_DF.dtype)
 
 
 matmul.defvjp(_forward, _backward)

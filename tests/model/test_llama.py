@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from maxlite.config import ModelConfig
-from maxlite.model import Llama, num_parameters, train_step_flops
+from maxlite.model import Llama, Placement, num_parameters, train_step_flops
 from maxlite.model.remat import SAVED
 
 TINY = {
@@ -238,6 +238,6 @@ def test_constrain_sees_every_activation_with_a_name_per_dimension():
         seen.add(axes)
         return x
 
-    model = Llama(ModelConfig(**TINY), rngs=nnx.Rngs(0), constrain=constrain)
+    model = Llama(ModelConfig(**TINY), rngs=nnx.Rngs(0), placement=Placement(constrain))
     jax.eval_shape(model, tokens(2, 4))
     assert {axes[-1] or axes[-2] for axes in seen} == {"embed", "heads", "kv_heads", "mlp", "vocab"}
