@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from maxlite.chips import peak_tflops
 from maxlite.config import Config, InputError, ModelConfig
 from maxlite.data import Batch, Dataset, open_dataset
 from maxlite.model import (
@@ -44,7 +45,6 @@ from maxlite.parallel import (
     process_rows,
     to_device,
 )
-from maxlite.telemetry.peak import peak_tflops
 from maxlite.telemetry.run_log import StepCost
 from maxlite.training import (
     TrainState,
