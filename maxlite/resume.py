@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 # Where a run is computed, when it is saved and what is measured: no key in these sections changes what is learned.
-OTHER_SECTIONS = ("parallel", "checkpoint", "telemetry")
+OTHER_SECTIONS = ("parallel", "checkpoint", "telemetry", "compile")
 
 _KEYS = {
     # What decides the batches. Refused where the fingerprint differs: a file that only moved is the same text.

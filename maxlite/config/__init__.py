@@ -6,6 +6,7 @@ from maxlite.config.resolve import Config, Resolved, resolve
 from maxlite.config.run_directory import RunDirectory
 from maxlite.config.sections import (
     CheckpointConfig,
+    CompileConfig,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -16,6 +17,7 @@ from maxlite.config.sections import (
 
 __all__ = [
     "CheckpointConfig",
+    "CompileConfig",
     "Config",
     "DataConfig",
     "Exit",

@@ -351,3 +351,16 @@ class TelemetryConfig(Section):
         if self.eval_steps == 0 or step == 0:
             return False
         return step == last or (self.eval_interval > 0 and step % self.eval_interval == 0)
+
+
+class CompileConfig(Section):
+    """What maxlite.compile compiles for; training takes no notice of it."""
+
+    compile_topology: str | None = key(None, "TPU slice to compile for, such as v5p-128, v5e-256, v6e-256, tpu7x-128")
+    compile_topology_num_slices: Int = key(1, "slices of compile_topology", ge=1)
+    compiled_trainstep_file: LocalPath | None = key(
+        None, "file that the compiled train step is written to, in the form of the TPU runtime; null: none"
+    )
+    compile_storage_gb_per_second: float = key(
+        1.0, "what one host writes to the storage, to tell how long a save will take", "GB/s", gt=0
+    )
