@@ -87,29 +87,33 @@ need_number() { # OPTION VALUE
   [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 $2: expected a number of 1 or more"
 }
 
+need_command() { # VALUE: of --command
+  [[ $1 == train || $1 == preflight ]] || fail "--command $1: expected train or preflight"
+}
+
 # in_parallel COMMAND LABEL ...: runs `COMMAND LABEL` for all labels at once, its lines under that label. Returns the
 # lowest status that is not 0: where one process fails by itself (2), the others leave for its sake (3).
 in_parallel() {
-  local command=$1 label pid one status=0 pids=()
+  local _each=$1 _label _pid _one _status=0 _pids=() # what is called sees these too
   shift
   if $dry_run; then
-    for label; do "$command" "$label"; done
+    for _label; do "$_each" "$_label"; done
     return
   fi
   set -m # each in a process group of its own, to be ended as a whole
-  trap 'kill -- "${pids[@]/#/-}" 2>/dev/null; exit 130' INT TERM
-  for label; do
-    { "$command" "$label" 2>&1 | under "$label"; } &
-    pids+=($!)
+  trap 'kill -- "${_pids[@]/#/-}" 2>/dev/null; exit 130' INT TERM
+  for _label; do
+    { "$_each" "$_label" 2>&1 | under "$_label"; } &
+    _pids+=($!)
   done
-  for pid in "${pids[@]}"; do
-    one=0
-    wait "$pid" || one=$?
-    if ((one != 0 && (status == 0 || one < status))); then status=$one; fi
+  for _pid in "${_pids[@]}"; do
+    _one=0
+    wait "$_pid" || _one=$?
+    if ((_one != 0 && (_status == 0 || _one < _status))); then _status=$_one; fi
   done
   trap - INT TERM
   set +m
-  return "$status"
+  return "$_status"
 }
 
 under() { # LABEL: puts it before every line

@@ -14,6 +14,7 @@
 #   --name NAME              of the JobSet
 #   --namespace N            (kubectl's own)
 #   --image IMAGE            a container with maxlite and jax[tpu], and the config files in its working directory
+#   --command preflight      check that it could train, in its place (train)
 #   --accelerator A          the nodes' label, as in tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v6e-slice
 #   --topology T             of a slice, as in 4x4x4
 #   --chips-per-host N       (4)
@@ -38,15 +39,16 @@ case $action in
   -h | --help) ;;
   *) fail "expected run, manifest, logs, stop, resume, status, delete or xpk; see $0 --help" ;;
 esac
-name="" namespace="" image="" accelerator="" topology="" chips_per_host=4 slices=1 claim="" mount=/shared
+name="" namespace="" command=train image="" accelerator="" topology="" chips_per_host=4 slices=1 claim="" mount=/shared
 max_restarts=20 grace_seconds=60 cluster="" type="" zone="" project="" storage=""
-read_options "--name --namespace --image --accelerator --topology --chips-per-host --slices --claim --mount \
+read_options "--name --namespace --command --image --accelerator --topology --chips-per-host --slices --claim --mount \
 --max-restarts --grace-seconds --cluster --type --zone --project --storage" "" "$@"
 need --name "$name"
 # Of the 63 letters of a pod's name the job set's own takes the last 23.
 [[ $name =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
   fail "--name $name: small letters, digits and '-' only, a letter first, at most 40"
 need_number --slices "$slices"
+need_command "$command"
 need_number --chips-per-host "$chips_per_host"
 need_number --max-restarts "$max_restarts"
 need_number --grace-seconds "$grace_seconds"
@@ -78,6 +80,7 @@ manifest() {
   done
   text=$(grep -v '^#' "$root/scripts/jobset.yaml")
   fill NAME "$name"
+  fill COMMAND "$command"
   fill SLICES "$slices"
   fill HOSTS "$hosts"
   fill CHIPS_PER_HOST "$chips_per_host"
@@ -115,7 +118,7 @@ suspend() { # true or false
 
 xpk_create() {
   local options=(--cluster "$cluster" --workload "$name" --tpu-type "$type" --num-slices "$slices"
-    --docker-image "$image" --command "python -m maxlite.train $(quote "${rest[@]}")"
+    --docker-image "$image" --command "python -m maxlite.$command $(quote "${rest[@]}")"
     --max-restarts "$max_restarts" --termination-grace-period-seconds "$grace_seconds"
     --restart-on-exit-codes "1,3,5-126") # besides its own, 127 to 255: all but 2 and 4
   [[ -z $storage ]] || options+=(--storage "$storage")

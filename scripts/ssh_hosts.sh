@@ -10,6 +10,7 @@
 # hosts, the lowest that is not 0.
 #
 #   --hosts HOST[,HOST...]  as ssh knows them ([user@]host, or names of ~/.ssh/config), without asking for a password
+#   --command preflight     check that it could train, in its place (train)
 #   --name NAME             of the job on the hosts (maxlite)
 #   --dir DIRECTORY         where maxlite is on the hosts, from the home directory on (maxlite)
 #   --python PYTHON         what runs it there, from --dir on (.venv/bin/python)
@@ -30,10 +31,11 @@ case $action in
   -h | --help) ;;
   *) fail "expected run, logs or stop; see $0 --help" ;;
 esac
-hosts="" name=maxlite dir=maxlite python=.venv/bin/python coordinator="" port=8476 install=""
-read_options "--hosts --name --dir --python --coordinator --port --install" "" "$@"
+hosts="" command=train name=maxlite dir=maxlite python=.venv/bin/python coordinator="" port=8476 install=""
+read_options "--hosts --command --name --dir --python --coordinator --port --install" "" "$@"
 need --hosts "$hosts"
 need_number --port "$port"
+need_command "$command"
 [[ $name =~ ^[A-Za-z0-9._-]+$ ]] || fail "--name $name: letters, digits, '.', '_' and '-' only"
 IFS=, read -r -a all <<<"$hosts"
 labels=()
@@ -57,7 +59,7 @@ start_on() {
   if ((${#all[@]} > 1)); then
     keys=("coordinator_address=$coordinator:$port" "num_processes=${#all[@]}" "process_id=${1%%:*}")
   fi
-  on_host "$1" "$(remote_start "$name-${1%%:*}" "$dir" "$python" -m maxlite.train "${rest[@]}" "${keys[@]}")"
+  on_host "$1" "$(remote_start "$name-${1%%:*}" "$dir" "$python" -m "maxlite.$command" "${rest[@]}" "${keys[@]}")"
 }
 
 follow_on() {

@@ -13,6 +13,7 @@
 #   --zone ZONE              as in us-east5-a
 #   --project PROJECT        (gcloud's own)
 #   --type TYPE              accelerator type of one slice, as in v5p-128, v5litepod-256, v6e-256
+#   --command preflight      check that it could train, in its place (train)
 #   --slices N               (1)
 #   --runtime-version V      the VMs' image (the one for the type)
 #   --spot, --reserved       the kind of capacity
@@ -37,13 +38,14 @@ case $action in
   -h | --help) ;;
   *) fail "expected run, logs, stop, status or delete; see $0 --help" ;;
 esac
-name="" zone="" project="" type="" slices=1 runtime_version="" startup_script=""
+name="" zone="" project="" type="" command=train slices=1 runtime_version="" startup_script=""
 spot=false reserved=false internal_ip=false no_install=false
-read_options "--name --zone --project --type --slices --runtime-version --startup-script" \
+read_options "--name --zone --project --type --command --slices --runtime-version --startup-script" \
   "--spot --reserved --internal-ip --no-install" "$@"
 need --name "$name"
 need --zone "$zone"
 need_number --slices "$slices"
+need_command "$command"
 [[ $name =~ ^[a-z]([a-z0-9-]{0,50}[a-z0-9])?$ ]] ||
   fail "--name $name: small letters, digits and '-' only, a letter first, at most 52"
 where=(--zone "$zone")
@@ -133,7 +135,7 @@ install_on() {
 }
 
 start_on() { # the processes of a TPU pod find one another
-  on_workers "$1" "$(remote_start "$name" "$directory" .venv/bin/python -m maxlite.train "${rest[@]}")"
+  on_workers "$1" "$(remote_start "$name" "$directory" .venv/bin/python -m "maxlite.$command" "${rest[@]}")"
 }
 
 follow_on() {

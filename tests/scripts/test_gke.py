@@ -69,6 +69,11 @@ def test_the_manifest_says_what_was_asked_for(desk, nasty):
     assert [expanded(word) for word in container["args"]] == nasty
 
 
+def test_preflight_runs_in_the_place_of_the_training(desk):
+    pod = pod_of(manifest(desk, *JOB, "--command", "preflight", "c.yml"))
+    assert pod["containers"][0]["command"] == ["python", "-m", "maxlite.preflight"]
+
+
 def expanded(word):
     """What Kubernetes makes of a word of `args`: $(NAME) is a variable, $$ is $ before a parenthesis."""
     return word.replace("$$(", "$(")

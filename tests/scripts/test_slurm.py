@@ -30,6 +30,8 @@ def test_the_tasks_get_the_words_as_they_were_typed(desk, nasty):
     assert call == ["srun", "--kill-on-bad-exit=0", "--wait=120", "py thon", "-m", "maxlite.train", "c.yml"]
     said = shlex.split(desk.run(SCRIPT.name, "--dry-run", *nasty, **JOB))
     assert said == [*call[:-1], *nasty]
+    said = shlex.split(desk.run(SCRIPT.name, "--dry-run", "c.yml", MAXLITE_COMMAND="preflight", **JOB))
+    assert said == [*call[:5], "maxlite.preflight", "c.yml"]
 
 
 @pytest.mark.parametrize("status", [0, 2, 4])

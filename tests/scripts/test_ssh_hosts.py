@@ -59,6 +59,12 @@ def test_one_host_is_one_process_with_all_its_devices(desk, nasty):
     assert "coordinator_address" not in start[-1]
 
 
+def test_preflight_runs_in_the_place_of_the_training(desk):
+    start, *_ = desk.dry_run("ssh_hosts.sh", "run", *HOSTS, "--command", "preflight", "c.yml")
+    assert " -m maxlite.preflight c.yml coordinator_address=" in start[-1]
+    assert "expected train" in desk.run("ssh_hosts.sh", "run", *HOSTS, "--command", "x; y", "c.yml", expect=2)
+
+
 def test_installing_copies_the_source_first(desk):
     said = desk.dry_run("ssh_hosts.sh", "run", *HOSTS, "--dir", "my dir", "--install", "cuda", "c.yml")
     assert said[0][0] == "git"

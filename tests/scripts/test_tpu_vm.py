@@ -49,6 +49,11 @@ def test_several_slices_are_queued_together_and_get_the_words_as_they_were_typed
         assert words[words.index("maxlite.train") + 1 :][: len(nasty)] == nasty
 
 
+def test_preflight_runs_in_the_place_of_the_training(desk):
+    said = desk.dry_run("tpu_vm.sh", "run", *V5P, "--command", "preflight", "c.yml")
+    assert [call for call in of(said, "tpu-vm", "ssh", "pod") if " -m maxlite.preflight c.yml " in call[9]]
+
+
 def test_a_run_does_what_its_dry_run_says(desk, gcloud, nasty):
     gcloud("", "ACTIVE")
     said = desk.dry_run("tpu_vm.sh", "run", *V5P, "--no-install", *nasty)
