@@ -38,7 +38,7 @@ from maxlite.config import ModelConfig
 from maxlite.model.attention import choose_attention
 from maxlite.model.layers import Attention, Linear, RMSNorm, SwiGLU, parameter
 from maxlite.model.matmul import product
-from maxlite.model.placement import LOGITS, ONE_DEVICE, RESIDUAL, Placement
+from maxlite.model.placement import LOGITS, LOOKUP_ROWS, LOOKUP_TOKENS, ONE_DEVICE, RESIDUAL, Placement
 from maxlite.model.remat import rematerialize
 from maxlite.model.rope import rotation
 
@@ -54,10 +54,12 @@ class Embedding(nnx.Module):
         self.placement = placement
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
-        # Weights are gathered over fsdp before the look-up, as before any product; otherwise the compiler looks up
-        # parts of rows and moves activations instead.
-        table_VD = self.placement.constrain(self.table[...], ("vocab", "embed"))
-        return jnp.take(table_VD, tokens_BS, axis=0).astype(self.dtype)
+        # Every device of fsdp looks up its part of the rows of all their tokens, and the parts go to where the tokens
+        # are. A device has fewer tokens than the vocabulary has rows: to gather the table, and to hold its gradient
+        # whole, would cost far more (8 GB for 70 B parameters).
+        tokens_BS = self.placement.constrain(tokens_BS, LOOKUP_TOKENS)
+        x_BSD = jnp.take(self.table[...], tokens_BS, axis=0).astype(self.dtype)
+        return self.placement.constrain(x_BSD, LOOKUP_ROWS)
 
 
 class DecoderLayer(nnx.Module):

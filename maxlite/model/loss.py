@@ -93,7 +93,8 @@ def _head_loss_forward(
     """
 
     dtype = chunks[0].dtype
-    low_w_DV = w_DV.astype(dtype)  # once, not in every chunk
+    # Cast and gathered once, not in every chunk; and cast first, for which the barrier is.
+    low_w_DV = placement.constrain(jax.lax.optimization_barrier(w_DV.astype(dtype)), ("embed", "vocab"))
 
     def add(carry: tuple[jax.Array, jax.Array, jax.Array], chunk: Chunks) -> tuple[Any, jax.Array]:
         loss_sum, z_loss_sum, dw_DV = carry

@@ -21,6 +21,9 @@ MLP = ("batch", "length", "mlp")
 TOKENS = ("batch", "length")
 KEY_TOKENS = ("batch", None)
 LOGITS = ("batch", "length", "vocab")
+# While rows of the embedding are looked up, the devices that share the table have the same tokens.
+LOOKUP_TOKENS = ("lookup_batch", None)
+LOOKUP_ROWS = ("lookup_batch", None, "lookup_embed")
 
 
 def _as_it_is(x: jax.Array, axes: Axes) -> jax.Array:

@@ -40,6 +40,9 @@ DEFAULT_RULES: Rules = {
     "activation_kv_heads": ("tensor",),
     "activation_mlp": ("tensor",),
     "activation_vocab": ("tensor",),
+    # Of the embedding's look-up: tokens as the table needs them, rows as the table has them.
+    "activation_lookup_batch": ("data",),
+    "activation_lookup_embed": ("fsdp", "context"),
 }
 
 logger = logging.getLogger(__name__)
