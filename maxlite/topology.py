@@ -114,7 +114,7 @@ def _slices(generation: Generation) -> dict[int, tuple[int, ...]]:
     """Number in the name -> chips along each side, of every slice of a generation."""
     if not generation.cube:
         return {math.prod(bounds) * generation.cores: bounds for bounds in _ALL_2D}
-    slices = {math.prod(bounds) * generation.cores: bounds for bounds in _SMALL_3D}
+    slices: dict[int, tuple[int, ...]] = {math.prod(bounds) * generation.cores: bounds for bounds in _SMALL_3D}
     sides = range(4, generation.longest + 1, 4)
     limit = generation.max_chips
     shapes = [
