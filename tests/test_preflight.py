@@ -152,7 +152,7 @@ def test_a_signal_leaves_nothing_behind(run):
 def test_two_processes_are_ready(start_several):
     two = start_several("--json", programs=[PREFLIGHT] * 2)
     statuses, outputs, errors = two.end()
-    assert statuses == [0, 0], errors
+    assert statuses == [0, 0], "\n".join(errors)
     result = json.loads(outputs[0])
     assert {one["name"]: one["status"] for one in result["checks"]} == dict.fromkeys(CHECKS, "ok")
     assert len(result["measured"]["clock_skew_seconds"]) == 2

@@ -41,6 +41,7 @@ def scratch_directory(directory: Path, peers: Peers, ask: Ask) -> Generator[tupl
         if not _failed(found):
             found = ask("seen", _see(path, peers) if peers.primary else {})
         yield path, found
+        ask("left", {})  # what the others have there they remove themselves
     finally:
         if peers.primary and path.exists():
             shutil.rmtree(path)

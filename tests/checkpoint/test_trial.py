@@ -1,4 +1,5 @@
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -71,12 +72,24 @@ def test_several_see_each_other_there(tmp_path):
     def job(peers, ask):
         with scratch_directory(tmp_path / "runs", peers, ask) as (path, found):
             there = sorted(file.name for file in path.iterdir())
-            ask("looked", {})
             return path, errors(found), there
 
     results = Together(3).run(job)
     assert results[0][1:] == ([None] * 3, ["seen-0", "seen-1", "seen-2"])
     assert results == [results[0]] * 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_one_removes_last_is_not_removed_under_its_hands(tmp_path):
+    def job(peers, ask):
+        with scratch_directory(tmp_path, peers, ask) as (path, _):
+            file = path / f"file-{peers.index}"
+            file.touch()
+            if not peers.primary:
+                time.sleep(0.05)  # the primary is faster
+            file.unlink()
+
+    Together(3).run(job)
     assert not list(tmp_path.iterdir())
 
 
