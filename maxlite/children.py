@@ -76,11 +76,10 @@ class Children:
             process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills all that run, with the processes that they started."""
+        """Kills all that run, and what they started, also where only that is left."""
         for process in self._processes:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _start(self, index: int, child: Child) -> None:
         process = subprocess.Popen(

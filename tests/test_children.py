@@ -71,13 +71,16 @@ def test_what_still_runs_at_the_end_is_killed_with_its_own_children(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     script = f"exec 3> {fifo}; trap '' TERM; sleep 600 & echo up >&3; wait"
-    with Children([Child(["sh", "-c", script], os.environ)]) as children:
+    ends_before = f"exec 3> {fifo}; sleep 600 & exit 0"
+    with Children([Child(["sh", "-c", text], os.environ) for text in (script, ends_before)]) as children:
         reader = fifo.open("rb")
         assert reader.readline() == b"up\n"
+        while children.statuses()[1] is None:
+            children.pump(0.05)
         children.send(signal.SIGTERM)
         children.pump(0.1)
-        assert children.statuses() == [None]
-    assert children.statuses() == [-signal.SIGKILL]
+        assert children.statuses() == [None, 0]
+    assert children.statuses() == [-signal.SIGKILL, 0]
     with reader:
         assert reader.read() == b"", "the pipe ends when all that held it are gone"
 

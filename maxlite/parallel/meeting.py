@@ -91,6 +91,8 @@ async def _host(place: Place, seconds: int, within: str, say: Callable[[str], No
             came.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(came.wait(), TELL_SECONDS)
+            if door.done():
+                door.result()  # it only ends by an error: too many open files, say
             if loop.time() > told + TELL_SECONDS:
                 told = loop.time()
                 await _tell_all(present, over=False)

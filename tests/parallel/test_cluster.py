@@ -1,8 +1,9 @@
 """Which process this is, from the variables that real platforms set.
 
 Slurm: captured from Slurm 22.05 (srun and sbatch), and https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT
-VARIABLES". Open MPI: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; the URIs of version 4 from
-jax's own notes (jax/_src/clusters/ompi_cluster.py). JobSet: what xpk writes into pods
+VARIABLES". Open MPI: captured from mpirun 4.1.8 and 5.0.11 on one machine, and
+https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; the URI of several addresses is jax's example
+(jax/_src/clusters/ompi_cluster.py). JobSet: what xpk writes into pods
 (https://github.com/AI-Hypercomputer/xpk, src/xpk/core/docker_resources.py). TPUs on GKE: what its webhook adds to pods
 (https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice).
 """
@@ -51,8 +52,9 @@ MPIRUN_4 = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
 }
 MPIRUN_5 = {name: value for name, value in MPIRUN_4.items() if name != "OMPI_MCA_orte_hnp_uri"} | {
-    "OMPI_VERSION": "5.0.7",
-    "PMIX_NAMESPACE": "prterun-login1-24309@1",
+    "OMPI_VERSION": "5.0.11",
+    "PMIX_NAMESPACE": "prterun-vm-18459@1",
+    "PMIX_SERVER_URI4": "prterun-vm-18459@0.0;tcp4://127.0.0.1:42139",  # of the daemon on this machine
 }
 XPK_GPU = {
     "JOBSET_NAME": "llama",
@@ -147,13 +149,15 @@ def test_open_mpi():
     assert place.local_device_ids == [0]
     ipv6 = "1314521088.0;tcp6://[fe80::b9b:ac5d:9cf0:b858,2620:10d:c083:150e::3000:2]:43370"
     assert of_environment(MPIRUN_4 | {"OMPI_MCA_orte_hnp_uri": ipv6}).host == "fe80::b9b:ac5d:9cf0:b858"
+    both = "618004480.0;tcp://192.0.2.2:38837;tcp6://[fd00::2]:54577"
+    assert of_environment(MPIRUN_4 | {"OMPI_MCA_orte_hnp_uri": both}).host == "192.0.2.2"
     assert of_environment(SRUN | MPIRUN_4) == place, "mpirun's daemons are started by srun"
 
 
 def test_open_mpi_5_tells_no_host():
     here = MPIRUN_5 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
     assert of_environment(here).host == "127.0.0.1"
-    assert port(here) != port(here | {"PMIX_NAMESPACE": "prterun-login1-24310@1"}), "two runs on one machine"
+    assert port(here) != port(here | {"PMIX_NAMESPACE": "prterun-vm-18460@1"}), "two runs on one machine"
     with pytest.raises(InputError, match="-x JAX_COORDINATOR_ADDRESS=HOST:PORT to mpirun"):
         of_environment(MPIRUN_5)
     place = of_environment(MPIRUN_5 | {"JAX_COORDINATOR_ADDRESS": "node1:1234"})
