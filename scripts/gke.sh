@@ -161,6 +161,9 @@ case $action in
     suspend false
     logs
     ;;
-  status) kube get jobset,pods --selector "jobset.sigs.k8s.io/jobset-name=$name" ;;
+  status)
+    kube get jobset "$name"
+    kube get pods --selector "jobset.sigs.k8s.io/jobset-name=$name"
+    ;;
   delete) kube delete jobset "$name" ;;
 esac

@@ -1,8 +1,10 @@
 """What holds for every launch script."""
 
+import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,13 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCHERS = ["tpu_vm.sh", "gke.sh", "slurm.sbatch", "ssh_hosts.sh"]
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("name", ["common.sh", *LAUNCHERS])
 def test_shellcheck_finds_nothing(name):
-    found = subprocess.run(["shellcheck", "-x", name], cwd=SCRIPTS, capture_output=True, text=True, timeout=120)
+    found = subprocess.run([SHELLCHECK, "-x", name], cwd=SCRIPTS, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
