@@ -43,6 +43,7 @@ from maxlite.parallel import (
     per_shard,
     plan_mesh,
     process_rows,
+    summed_once,
     to_device,
 )
 from maxlite.telemetry.run_log import StepCost
@@ -83,7 +84,7 @@ class Network:
 
 def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0, rules: Rules = DEFAULT_RULES) -> Network:
     """The model that `config` describes, its initial weights those of `seed`; computes nothing yet."""
-    placement = Placement(constrain(mesh, rules), per_shard(mesh, rules), length_shards(mesh, rules))
+    placement = Placement(constrain(mesh, rules), per_shard(mesh, rules), length_shards(mesh, rules), mesh.size > 1)
     make = partial(Llama, config, placement=placement, platform=mesh.devices.flat[0].platform)
     graphdef, variables = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     abstract, axes = nnx.to_pure_dict(variables), nnx.to_pure_dict(nnx.get_partition_spec(variables))
@@ -236,7 +237,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
     optimizer = make_optimizer(config.optimizer, schedule, network.axes)
     abstract = abstract_state(network.init_params, optimizer)
     shardings = state_shardings(abstract, jax.tree.map(lambda leaf: leaf.sharding, network.abstract_params))
-    update = make_train_step(loss_fn, optimizer, schedule, config.optimizer)
+    update = make_train_step(loss_fn, optimizer, schedule, config.optimizer, summed_once(mesh, rules))
     agreement = Agreement(mesh, FLAGS)
 
     def train_step(state: TrainState, batch: Any, flags: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:

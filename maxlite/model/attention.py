@@ -9,6 +9,7 @@ cannot run on the device, dtype or head_dim, is refused by `choose_attention`; n
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -129,7 +130,7 @@ def dot_product(
     part of the length the blocks see every key: which of them are too late is known only as it runs.
     """
     if placement.length_shards == 1:
-        return _grouped(q_BSNH, k_BTKH, v_BTKH, Mask(None, segment_ids_BS, segment_ids_BS))
+        return _grouped(q_BSNH, k_BTKH, v_BTKH, Mask(None, segment_ids_BS, segment_ids_BS), placement.split)
     index_S = jnp.arange(q_BSNH.shape[1])
     arguments, axes = [q_BSNH, k_BTKH, v_BTKH, index_S], [HEADS, KEYS, KEYS, ("length",)]
     if segment_ids_BS is not None:
@@ -143,7 +144,7 @@ def dot_product(
         ids_BS: jax.Array | None = None,
         ids_BT: jax.Array | None = None,
     ) -> jax.Array:
-        return _grouped(q, k, v, Mask(index_S, ids_BS, ids_BT))
+        return _grouped(q, k, v, Mask(index_S, ids_BS, ids_BT), split=False)
 
     return placement.per_shard(part, tuple(axes), HEADS)(*arguments)
 
@@ -164,11 +165,11 @@ class Mask(NamedTuple):
         return block.stop if self.index_S is None else keys
 
 
-def _grouped(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, mask: Mask) -> jax.Array:
+def _grouped(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, mask: Mask, split: bool) -> jax.Array:
     B, S, N, H = q_BSNH.shape
     K = k_BTKH.shape[2]
     q_BKGSH = q_BSNH.swapaxes(1, 2).reshape(B, K, N // K, S, H)
-    out_BKGSH = _attention(q_BKGSH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), mask)
+    out_BKGSH = _attention(q_BKGSH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), mask, split)
     return out_BKGSH.reshape(B, N, S, H).swapaxes(1, 2)
 
 
@@ -197,13 +198,13 @@ def _scores(q_BKGSH: jax.Array, k_BKTH: jax.Array, mask: Mask, block: slice) -> 
     return jnp.where(mask_BST[:, None, None], scores_BKGST, jnp.finfo(jnp.float32).min)
 
 
-@jax.custom_vjp
-def _attention(q_BKGSH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, mask: Mask) -> jax.Array:
-    return _attention_forward(q_BKGSH, k_BKTH, v_BKTH, mask)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(q_BKGSH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, mask: Mask, split: bool) -> jax.Array:
+    return _attention_forward(q_BKGSH, k_BKTH, v_BKTH, mask, split)[0]
 
 
 def _attention_forward(
-    q_BKGSH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, mask: Mask
+    q_BKGSH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, mask: Mask, split: bool
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     outs, log_zs = [], []
     for block in _blocks(q_BKGSH.shape[3]):
@@ -220,7 +221,7 @@ def _attention_forward(
 
 
 def _attention_backward(
-    residuals: tuple[Any, ...], dout_BKGSH: jax.Array
+    split: bool, residuals: tuple[Any, ...], dout_BKGSH: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """The weights are computed again and not kept, as in FlashAttention (arXiv:2205.14135, algorithm 4)."""
     q_BKGSH, k_BKTH, v_BKTH, mask, out_BKGSH, log_z_BKGS1 = residuals
@@ -239,8 +240,8 @@ def _attention_backward(
         dqs.append(dq_BKRH.reshape(q_BKGSH[:, :, :, block].shape))
         # Only the narrow operands are transposed; the scores stay as they are.
         unseen = [(0, 0), (0, 0), (0, 0), (0, k_BKTH.shape[2] - T)]
-        dv_BKHT += jnp.pad(product("BKHR,BKRT->BKHT", transposed(dout_BKRH), weights_BKRT), unseen)
-        dk_BKHT += jnp.pad(product("BKHR,BKRT->BKHT", transposed(q_BKRH), dscores_BKRT), unseen)
+        dv_BKHT += jnp.pad(product("BKHR,BKRT->BKHT", transposed(dout_BKRH, split), weights_BKRT), unseen)
+        dk_BKHT += jnp.pad(product("BKHR,BKRT->BKHT", transposed(q_BKRH, split), dscores_BKRT), unseen)
     dq_BKGSH = jnp.concatenate(dqs, axis=3).astype(dtype)
     return dq_BKGSH, dk_BKHT.mT.astype(k_BKTH.dtype), dv_BKHT.mT.astype(v_BKTH.dtype), None
 

@@ -102,7 +102,7 @@ def _head_loss_forward(
         x_BCD = chunk[0]
         dlogits_TV = dlogits_TV.astype(dtype)
         dx_TD = product("...V,DV->...D", dlogits_TV, low_w_DV).astype(dtype)
-        dw_DV = dw_DV + weight_gradient(placement.tokens(x_BCD), dlogits_TV)
+        dw_DV = dw_DV + weight_gradient(placement.tokens(x_BCD), dlogits_TV, placement.split)
         return (loss_sum + loss, z_loss_sum + z_loss, dw_DV), dx_TD.reshape(x_BCD.shape)
 
     zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(w_DV.shape, jnp.float32))
@@ -135,12 +135,14 @@ def _chunk_loss(
     valid_T = valid_BC.reshape(tokens)
     target_T1 = targets_BC.reshape(*tokens, 1)
     log_z_T = jax.nn.logsumexp(logits_TV, axis=-1)
-    # A gather splits over a sharded vocabulary (each device its own, then one sum), and reads one logit, not V.
-    target_logit_T = jnp.take_along_axis(logits_TV, target_T1, axis=-1)[..., 0]
+    is_target_TV = jax.lax.broadcasted_iota(jnp.int32, logits_TV.shape, logits_TV.ndim - 1) == target_T1
+    if placement.split:  # each device looks among its own part of the vocabulary
+        target_logit_T = jnp.sum(jnp.where(is_target_TV, logits_TV, 0), axis=-1)
+    else:  # reads one logit, not V
+        target_logit_T = jnp.take_along_axis(logits_TV, target_T1, axis=-1)[..., 0]
     loss = jnp.sum(valid_T * (log_z_T - target_logit_T))
     z_loss = z_multiplier * jnp.sum(valid_T * jnp.square(log_z_T))
     softmax_TV = jnp.exp(logits_TV - log_z_T[..., None])
     dlog_z_T = valid_T * (1 + 2 * z_multiplier * log_z_T)
-    is_target_TV = jax.lax.broadcasted_iota(jnp.int32, logits_TV.shape, logits_TV.ndim - 1) == target_T1
     dlogits_TV = softmax_TV * dlog_z_T[..., None] - jnp.where(is_target_TV, valid_T[..., None], 0)
     return loss, z_loss, dlogits_TV

@@ -10,6 +10,8 @@ products accumulate in float32.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -20,12 +22,18 @@ def product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
 
 
-def transposed(x_MN: jax.Array) -> jax.Array:
-    """The last two dimensions swapped, on CPU in memory too: the compiler would fold a mere view into the product."""
+def transposed(x_MN: jax.Array, split: bool) -> jax.Array:
+    """The last two dimensions swapped, on CPU in memory too: the compiler would fold a mere view into the product.
+
+    split: whether the array is split over devices; then it is a mere view, as the compiler would gather the array to
+        lay it out.
+    """
 
     def by_rows(x_MN: jax.Array) -> jax.Array:
         return with_layout_constraint(x_MN.mT, Layout(tuple(range(x_MN.ndim))))
 
+    if split:
+        return x_MN.mT
     return jax.lax.platform_dependent(x_MN, cpu=by_rows, default=lambda x_MN: x_MN.mT)
 
 
@@ -40,30 +48,33 @@ def cast_weight(w: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return w.astype(dtype)
 
 
-def weight_gradient(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
-    """x^T @ dy, summed over all tokens: float32 [D, F]. Tokens as one dimension, or as batch and sequence."""
+def weight_gradient(x_TD: jax.Array, dy_TF: jax.Array, split: bool) -> jax.Array:
+    """x^T @ dy, summed over all tokens: float32 [D, F]. Tokens as one dimension, or as batch and sequence.
+
+    split: as in `transposed`.
+    """
     if x_TD.ndim == 3:
         return product("BSD,BSF->DF", x_TD, dy_TF)
-    return product("DT,TF->DF", transposed(x_TD), dy_TF)
+    return product("DT,TF->DF", transposed(x_TD, split), dy_TF)
 
 
-@jax.custom_vjp
-def matmul(x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
-    """x @ w in the dtype of x, accumulated in float32. Tokens as in `weight_gradient`.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x_TD: jax.Array, w_DF: jax.Array, split: bool) -> jax.Array:
+    """x @ w in the dtype of x, accumulated in float32. Tokens and `split` as in `weight_gradient`.
 
     The gradient of w is not rounded to the dtype of x on its way to that of w, the master weights'.
     """
     return product("...D,DF->...F", x_TD, cast_weight(w_DF, x_TD.dtype)).astype(x_TD.dtype)
 
 
-def _forward(x_TD: jax.Array, w_DF: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x_TD, w_DF), (x_TD, w_DF)
+def _forward(x_TD: jax.Array, w_DF: jax.Array, split: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return matmul(x_TD, w_DF, split), (x_TD, w_DF)
 
 
-def _backward(operands: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(split: bool, operands: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
     x_TD, w_DF = operands
     dx_TD = product("...F,DF->...D", dy_TF, cast_weight(w_DF, x_TD.dtype))
-    return dx_TD.astype(x_TD.dtype), weight_gradient(x_TD, dy_TF).astype(w_DF.dtype)
+    return dx_TD.astype(x_TD.dtype), weight_gradient(x_TD, dy_TF, split).astype(w_DF.dtype)
 
 
 matmul.defvjp(_forward, _backward)

@@ -44,11 +44,13 @@ class Placement:
     per_shard: `per_shard(function, logical axes of each argument, logical axes of the result)` gives the function
         that runs `function` on every device's share (`jax.shard_map`), for what the compiler cannot split.
     length_shards: into how many parts the axis `length` is split.
+    split: whether anything is split.
     """
 
     constrain: Constrain = _as_it_is
     per_shard: PerShard = _on_one_device
     length_shards: int = 1
+    split: bool = False
 
     def tokens(self, x_BSD: jax.Array) -> jax.Array:
         """[B, S, D] as [B * S, D], the form in which XLA's CPU backend is fast; as it is where the length is split.

@@ -16,6 +16,7 @@ from maxlite.parallel.sharding import (
     param_shardings,
     per_shard,
     share,
+    summed_once,
 )
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "process_rows",
     "share",
     "slice_of_devices",
+    "summed_once",
     "to_device",
 ]

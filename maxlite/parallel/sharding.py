@@ -22,6 +22,7 @@ from maxlite.parallel.mesh import MESH_AXES
 
 Axes = tuple[str | None, ...]
 Rules = Mapping[str, tuple[str, ...]]
+Gradient = Callable[[Any, Any], Any]
 
 # Logical axis -> the mesh axes it is spread over; (): whole. MaxText's names and defaults.
 DEFAULT_RULES: Rules = {
@@ -147,11 +148,12 @@ def constrain(mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Callable[[jax.Array, 
 
     def constrained(x: jax.Array, names: Axes) -> jax.Array:
         whole: set[str] = set()
-        spec = _spec(mesh, rules, x.shape, _activations(names), whole)
+        here, left = _in_context(mesh, rules)
+        spec = _spec(here, left, x.shape, _activations(names), whole)
         for line in sorted(whole - logged):
             logger.warning("activations: %s; devices along that axis compute the same", line)
         logged.update(whole)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(here, spec))
 
     return constrained
 
@@ -176,19 +178,60 @@ def per_shard(
     ) -> Callable[..., jax.Array]:
         def call(*args: jax.Array) -> jax.Array:
             whole: set[str] = set()
+            here, left = _in_context(mesh, rules)
             in_specs = tuple(
-                _spec(mesh, rules, x.shape, _activations(names), whole) for x, names in zip(args, in_axes, strict=True)
+                _spec(here, left, x.shape, _activations(names), whole) for x, names in zip(args, in_axes, strict=True)
             )
             if whole:
                 needs = "which this attention needs; attention=dot_product without context parallelism does not"
                 raise InputError(*(f"{line}, {needs}" for line in sorted(whole)))
-            out_specs = PartitionSpec(*(rules[name] or None if name else None for name in _activations(out_axes)))
+            out_specs = PartitionSpec(*(left[name] or None if name else None for name in _activations(out_axes)))
+            names = set(here.axis_names) - set(here.manual_axes)
             # The replication check cannot see into kernels.
-            return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
+            return jax.shard_map(
+                function, mesh=here, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False
+            )(*args)
 
         return call
 
     return mapped
+
+
+def summed_once(mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Callable[[Gradient], Gradient]:
+    """Wraps `(params, batch) -> tree of sums over the batch`, so that devices that hold the same weights sum once.
+
+    Left alone, the compiler sums over all devices whatever the function sums, as often as it does: with micro-batches,
+    once for each, across slices too. Here every group of devices that holds all weights between them does the whole
+    function for its rows, and the results are summed at the end.
+    """
+    spread = {axis for name, axes in rules.items() if not name.startswith("activation_") for axis in axes}
+    axes = tuple(axis for axis in rules["activation_batch"] if mesh.shape[axis] > 1 and axis not in spread)
+    if not axes:
+        return lambda function: function
+
+    def wrap(function: Gradient) -> Gradient:
+        def of_own_rows(params: Any, batch: Any) -> Any:
+            return jax.tree.map(lambda x: jax.lax.psum(x, axes), function(params, batch))
+
+        return jax.shard_map(
+            of_own_rows,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(axes)),
+            out_specs=PartitionSpec(),
+            axis_names=set(axes),
+            check_vma=False,
+        )
+
+    return wrap
+
+
+def _in_context(mesh: Mesh, rules: Rules) -> tuple[Any, Rules]:
+    """Mesh and rules as they are where this is traced: inside `summed_once`, without the axes that it took."""
+    here = jax.sharding.get_abstract_mesh()
+    if not here.manual_axes:
+        return mesh, rules
+    taken = set(here.manual_axes)
+    return here, {name: tuple(axis for axis in axes if axis not in taken) for name, axes in rules.items()}
 
 
 def _activations(names: Axes) -> Axes:
