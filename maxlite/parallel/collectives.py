@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,15 +54,16 @@ def read_collectives(program: HloProgram, mesh: Mesh, slice_of: Mapping[Any, int
     """
     reader = _Groups(program, mesh, slice_of)
     totals: dict[tuple[str, str, int, str, bool], list[int]] = defaultdict(lambda: [0, 0])
-    seen: set[tuple[str, Hashable]] = set()
+    seen: set[tuple[str, str, str]] = set()
     for done in program.executed:
         found = _kind_and_bytes(program, done)
         if found is None:
             continue
         kind, size = found
-        # An exchange that runs beside other work is cut into parts, fused with that work; all have its channel.
+        # An exchange that runs beside other work is cut into parts, fused with that work; all have its channel. Sends
+        # to other slices have channels of their own.
         channel = re.search(r"channel_id=(\d+)", done.instruction.attributes)
-        key = (done.scope, channel[1] if channel else done.instruction.name)
+        key = (done.scope, done.instruction.opcode, channel[1] if channel else done.instruction.name)
         if key in seen:
             continue
         seen.add(key)
