@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
             with _reserved_port() as port:
                 places = [(index, options.processes, port) for index in range(options.processes)]
                 command = [sys.executable, "-m", "maxlite.train", *rest]
-                environs = [environment(*place, devices) | {"MAXLITE_COMMAND": typed} for place in places]
+                environs = [environment(*place, devices) | {"MAXLITE_STARTED_AS": typed} for place in places]
                 with Children([Child(command, environ) for environ in environs]) as children:
                     say(f"{options.processes} processes with pids {', '.join(map(str, children.pids))}")
                     return attend(children, signals.received, config.checkpoint.preemption_grace_seconds)

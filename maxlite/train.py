@@ -214,7 +214,7 @@ def stopped(step: int, start: int, safe: int | None) -> str:
 
 def resume_command(arguments: Sequence[str], steps: int | None) -> str:
     """The command that was typed, its environment settings included; for another number of steps, where given."""
-    command = os.environ.get("MAXLITE_COMMAND", "python -m maxlite.train")  # set by maxlite.launch
+    command = os.environ.get("MAXLITE_STARTED_AS", "python -m maxlite.train")  # set by maxlite.launch
     settings = [f"{name}={shlex.quote(value)}" for name, value in os.environ.items() if name.startswith("M_")]
     if steps is not None:
         arguments = [*(argument for argument in arguments if not argument.startswith("steps=")), f"steps={steps}"]

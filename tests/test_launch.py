@@ -254,14 +254,14 @@ FOREVER = "steps=100000000"
 @pytest.mark.slow
 def test_a_run_of_which_a_process_is_killed_gains_and_finishes(make_run):
     run = make_run("killed")
-    process = launch(run, "steps=200")
+    process = launch(run, "steps=100")
     pids = re.findall(r"\d+", process.stderr.readline().partition("pids")[2])
     until(process, run.steps)
     os.kill(int(pids[1]), signal.SIGKILL)
     status, output, errors = ended(process)
     assert status == 0, errors
     assert re.search(r"launch: process 1 was killed by SIGKILL; step \d+ is committed; restart 1 in 1 s\n", errors)
-    assert re.search(r"^\[0\] resuming from step [1-9]\d* of 200$", output, re.MULTILINE)
+    assert re.search(r"^\[0\] resuming from step [1-9]\d* of 100$", output, re.MULTILINE)
     assert "[0] 2 processes of 1 device each" in output
     assert re.search(r"^\[0\] resume +python -m maxlite.launch --processes 2 ", output, re.MULTILINE)
     assert all(re.match(r"\[[01]\] |\[Gloo\]", line) for line in output.splitlines()), output
