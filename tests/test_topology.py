@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxlite.config import InputError
-from maxlite.parallel.topology import GENERATIONS, _slices, parse_topology
+from maxlite.topology import GENERATIONS, _slices, parse_topology
 
 EVERY = sorted((generation, size) for generation, g in GENERATIONS.items() for size in _slices(g))
 
