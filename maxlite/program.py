@@ -84,8 +84,15 @@ class Network:
 
 def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0, rules: Rules = DEFAULT_RULES) -> Network:
     """The model that `config` describes, its initial weights those of `seed`; computes nothing yet."""
-    placement = Placement(constrain(mesh, rules), per_shard(mesh, rules), length_shards(mesh, rules), mesh.size > 1)
-    make = partial(Llama, config, placement=placement, platform=mesh.devices.flat[0].platform)
+    platform = mesh.devices.flat[0].platform
+    placement = Placement(
+        constrain(mesh, rules),
+        per_shard(mesh, rules),
+        length_shards(mesh, rules),
+        split=mesh.size > 1,
+        flat_tokens=platform != "tpu",
+    )
+    make = partial(Llama, config, placement=placement, platform=platform)
     graphdef, variables = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     abstract, axes = nnx.to_pure_dict(variables), nnx.to_pure_dict(nnx.get_partition_spec(variables))
     return Network(

@@ -51,7 +51,7 @@ class Linear(nnx.Module):
         self.placement = placement
 
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        y_TD = matmul(self.placement.tokens(x_BSD).astype(self.dtype), self.kernel[...], self.placement.split)
+        y_TD = matmul(self.placement.tokens(x_BSD).astype(self.dtype), self.kernel[...], self.placement)
         if self.bias is not None:
             y_TD = y_TD + self.bias[...].astype(self.dtype)
         return y_TD.reshape(*x_BSD.shape[:-1], y_TD.shape[-1])

@@ -102,7 +102,7 @@ def _head_loss_forward(
         x_BCD = chunk[0]
         dlogits_TV = dlogits_TV.astype(dtype)
         dx_TD = product("...V,DV->...D", dlogits_TV, low_w_DV).astype(dtype)
-        dw_DV = dw_DV + weight_gradient(placement.tokens(x_BCD), dlogits_TV, placement.split)
+        dw_DV = dw_DV + weight_gradient(placement.tokens(x_BCD), dlogits_TV, placement)
         return (loss_sum + loss, z_loss_sum + z_loss, dw_DV), dx_TD.reshape(x_BCD.shape)
 
     zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(w_DV.shape, jnp.float32))

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from maxlite.model.placement import Placement
+
 
 def product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """einsum with a float32 result."""
@@ -48,33 +50,34 @@ def cast_weight(w: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return w.astype(dtype)
 
 
-def weight_gradient(x_TD: jax.Array, dy_TF: jax.Array, split: bool) -> jax.Array:
-    """x^T @ dy, summed over all tokens: float32 [D, F]. Tokens as one dimension, or as batch and sequence.
-
-    split: as in `transposed`.
-    """
-    if x_TD.ndim == 3:
+def weight_gradient(x_TD: jax.Array, dy_TF: jax.Array, placement: Placement) -> jax.Array:
+    """x^T @ dy, summed over all tokens: float32 [D, F]. Tokens as one dimension, or as batch and sequence."""
+    if placement.length_shards > 1:
         return product("BSD,BSF->DF", x_TD, dy_TF)
-    return product("DT,TF->DF", transposed(x_TD, split), dy_TF)
+    # Summed over two dimensions XLA is slow, on TPU as on CPU.
+    x_TD, dy_TF = (x.reshape(-1, x.shape[-1]) for x in (x_TD, dy_TF))
+    return product("DT,TF->DF", transposed(x_TD, placement.split), dy_TF)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def matmul(x_TD: jax.Array, w_DF: jax.Array, split: bool) -> jax.Array:
-    """x @ w in the dtype of x, accumulated in float32. Tokens and `split` as in `weight_gradient`.
+def matmul(x_TD: jax.Array, w_DF: jax.Array, placement: Placement) -> jax.Array:
+    """x @ w in the dtype of x, accumulated in float32. Tokens as in `weight_gradient`.
 
     The gradient of w is not rounded to the dtype of x on its way to that of w, the master weights'.
     """
     return product("...D,DF->...F", x_TD, cast_weight(w_DF, x_TD.dtype)).astype(x_TD.dtype)
 
 
-def _forward(x_TD: jax.Array, w_DF: jax.Array, split: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x_TD, w_DF, split), (x_TD, w_DF)
+def _forward(x_TD: jax.Array, w_DF: jax.Array, placement: Placement) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return matmul(x_TD, w_DF, placement), (x_TD, w_DF)
 
 
-def _backward(split: bool, operands: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(
+    placement: Placement, operands: tuple[jax.Array, jax.Array], dy_TF: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x_TD, w_DF = operands
     dx_TD = product("...F,DF->...D", dy_TF, cast_weight(w_DF, x_TD.dtype))
-    return dx_TD.astype(x_TD.dtype), weight_gradient(x_TD, dy_TF, split).astype(w_DF.dtype)
+    return dx_TD.astype(x_TD.dtype), weight_gradient(x_TD, dy_TF, placement).astype(w_DF.dtype)
 
 
 matmul.defvjp(_forward, _backward)
