@@ -144,6 +144,8 @@ def _first_group(attributes: str) -> list[int]:
     """The first group of `replica_groups` (or the first pair of a permutation); [] where all take part."""
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", attributes):
         return [int(n) for n in listed[1].split(",")]
+    if "replica_groups=mesh" in attributes:
+        return _group_of_mesh(attributes)
     # Such as [2,4]<=[4,2]T(1,0): the numbers from 0, shaped, transposed, and cut into groups.
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if iota is None:
@@ -151,6 +153,25 @@ def _first_group(attributes: str) -> list[int]:
     groups, shape = _numbers(iota[1]), _numbers(iota[2])
     order: Sequence[int] = _numbers(iota[3]) if iota[3] else range(len(shape))
     return [int(n) for n in np.arange(np.prod(shape)).reshape(shape).transpose(order).reshape(groups)[0]]
+
+
+def _group_of_mesh(attributes: str) -> list[int]:
+    """The first group of such as `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`: devices that differ in a."""
+    match = re.search(
+        r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{('\w+'(?:,'\w+')*)\}",
+        attributes,
+    )
+    if match is None:
+        raise ValueError(f"cannot read which devices exchange: {attributes[:200]}")
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+    devices = np.arange(np.prod(list(sizes.values())))
+    if match[2]:
+        devices = devices.reshape(_numbers(match[2]))
+    if match[3]:
+        devices = devices.transpose(_numbers(match[3]))
+    used = re.findall(r"'(\w+)'", match[4])
+    first = tuple(slice(None) if name in used else 0 for name in sizes)
+    return devices.reshape(list(sizes.values()))[first].flatten().tolist()
 
 
 def _numbers(text: str) -> list[int]:
