@@ -55,15 +55,19 @@ def main(arguments: Sequence[str]) -> Exit:
 
 
 def require_topology(config: Config) -> Topology:
-    """The slice to compile for.
+    """The slice to compile for; everything that can be wrong is said before the long compilation.
 
     Raises:
-        InputError: none is named, or there is none of that name, or the TPU compiler is not installed.
+        InputError: none is named, or there is none of that name; the TPU compiler is not installed; the compiled step
+            cannot be written where it should be.
     """
     name = config.compile.compile_topology
     if name is None:
         raise InputError("compile_topology needs a value, the TPU slice to compile for, such as v5p-128 or v6e-256")
     topology = parse_topology(name)
+    written = config.compile.compiled_trainstep_file
+    if written is not None and not Path(written).expanduser().parent.is_dir():
+        raise InputError(f"compiled_trainstep_file={written}: there is no such directory")
     if importlib.util.find_spec("libtpu") is None:
         raise InputError('the TPU compiler is not installed; it comes with: pip install "maxlite[tpu]"')
     return topology
@@ -151,8 +155,9 @@ def find_fix(arguments: Sequence[str], topology: Topology, config: Config) -> di
     for change in changes(config, topology):
         keys |= change
         say(f"does not fit; trying {typed(keys)}")
-        own = [argument for argument in arguments if argument.partition("=")[0] not in keys]
-        tried = read_command(Config, [*own, *(f"{key}={value}" for key, value in keys.items())], USAGE).config
+        settings = {**keys, "compiled_trainstep_file": "null"}  # the step that was asked for is the one to be kept
+        own = [argument for argument in arguments if argument.partition("=")[0] not in settings]
+        tried = read_command(Config, [*own, *(f"{key}={value}" for key, value in settings.items())], USAGE).config
         try:
             report = compile_report(tried, require_topology(tried))
         except InputError as error:

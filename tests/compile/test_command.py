@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,10 @@ def config_of(*arguments):
         ([CONFIG, "compile_topology=null"], ["compile_topology needs a value", "v5p-128"]),
         ([CONFIG, "compile_topologi=v5p-8"], ["did you mean compile_topology"]),
         ([CONFIG, "compile_topology_num_slices=0"], ["compile_topology_num_slices=0", "at least 1"]),
+        (
+            [CONFIG, "compiled_trainstep_file=/nowhere/at/all"],
+            ["compiled_trainstep_file=/nowhere/at/all", "directory"],
+        ),
         ([], ["no config given", "usage:"]),
     ],
 )
@@ -94,3 +99,28 @@ def test_what_is_done_already_is_not_tried_again():
     config = config_of("per_device_batch_size=1", "compile_topology_num_slices=1", "loss_chunk_size=1024")
     tried = command.changes(config, parse_topology("v5p-128"))
     assert tried == [{"compile_topology": "v5p-256"}]
+
+
+@pytest.mark.parametrize(
+    ("enough", "keys"),
+    [
+        ({"per_device_batch_size": 1.0}, {"loss_chunk_size": 2 * 128 * 8192 // 8, "per_device_batch_size": "1"}),
+        ({"per_device_batch_size": 0.5}, None),
+    ],
+)
+def test_changes_are_compiled_one_after_another_until_one_fits(monkeypatch, capsys, enough, keys):
+    tried = []
+
+    def compiles(config, topology):
+        tried.append(config)
+        fits = all(config.flat()[key] == value for key, value in enough.items())
+        return SimpleNamespace(fits=fits, hbm={"total": 12})
+
+    monkeypatch.setattr(command, "compile_report", compiles)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    arguments = [CONFIG, "loss_chunk_size=0", "compiled_trainstep_file=step"]
+    fix = command.find_fix(arguments, parse_topology("v5p-128"), config_of("loss_chunk_size=0"))
+    assert fix == (None if keys is None else {"keys": keys, "total": 12})
+    assert [config.model.loss_chunk_size for config in tried] == [2 * 128 * 8192 // 8] * len(tried)
+    assert {config.compile.compiled_trainstep_file for config in tried} == {None}
+    assert "does not fit; trying loss_chunk_size=" in capsys.readouterr().err
