@@ -23,6 +23,7 @@ from maxlite.model import (
     Llama,
     LossSums,
     Placement,
+    activation_bytes,
     choose_attention,
     loss_sums,
     num_parameters,
@@ -35,6 +36,7 @@ from maxlite.parallel import (
     Rules,
     batch_sharding,
     batch_shards,
+    bytes_per_device,
     constrain,
     global_batch_size,
     length_shards,
@@ -43,6 +45,7 @@ from maxlite.parallel import (
     per_shard,
     plan_mesh,
     process_rows,
+    share,
     summed_once,
     to_device,
 )
@@ -126,6 +129,7 @@ class Program:
     config: Config
     mesh_plan: MeshPlan
     mesh: Mesh
+    rules: Rules
     attention: AttentionChoice
     abstract_state: TrainState
     init_state: Callable[[], TrainState]
@@ -193,14 +197,33 @@ class Program:
                 return None
         return math.fsum(losses) / math.fsum(targets)
 
+    @property
+    def bytes_per_device(self) -> dict[str, int]:
+        """What each device holds: `parameters` and `optimizer` exactly, `activations` as estimated."""
+        config, state = self.config, self.abstract_state
+        rows = self.rows // config.optimizer.gradient_accumulation_steps
+        elements = share(self.mesh, self.rules)
+        return {
+            "parameters": bytes_per_device(state.params),
+            "optimizer": bytes_per_device(state.opt_state),
+            "activations": activation_bytes(config.model, rows, config.data.max_target_length, elements),
+        }
+
     def describe(self) -> list[str]:
         """What will be computed where, a few lines for people."""
         model, (kernel, reason) = self.config.model, self.attention
+        held = {name: _size(count) for name, count in self.bytes_per_device.items()}
         return [
             f"maxlite {version('maxlite')}, jax {jax.__version__}, {self.mesh_plan.describe()}",
             f"model: {num_parameters(model):,} parameters in {model.weight_dtype}, computed in {model.dtype}; "
             f"attention {kernel} ({reason})",
+            f"each device holds: parameters {held['parameters']}, optimizer {held['optimizer']}, "
+            f"activations about {held['activations']}",
         ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
 
 
 def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -> Program:
@@ -259,6 +282,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -
         config=config,
         mesh_plan=plan,
         mesh=mesh,
+        rules=rules,
         attention=attention,
         abstract_state=_with_shardings(abstract, shardings),
         init_state=lambda: create_state(network.init_params, optimizer, shardings),
