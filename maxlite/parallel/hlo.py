@@ -90,6 +90,8 @@ class HloProgram:
                 current.instructions[name[2]] = instruction
                 if name[1]:
                     current.root = instruction
+        for computation in self.computations.values():
+            _name_elements(computation)
         if not self._entry:
             raise ValueError("not the text of a compiled program: it has no ENTRY")
 
@@ -175,6 +177,36 @@ def dtype_bytes(dtype: str) -> int | None:
     return max(1, int(bits[1]) // 8) if bits else None
 
 
+def _name_elements(computation: Computation) -> None:
+    """Newer programs write `%state#0` for element 0 of `%state`: gives such elements instructions of their own."""
+
+    def add(name: str) -> Instruction:
+        if name not in computation.instructions:
+            whole, _, index = name.rpartition("#")
+            shape = _elements(add(whole).shape)[int(index)]
+            computation.instructions[name] = Instruction(
+                name, shape, "get-tuple-element", (whole,), f", index={index}", ""
+            )
+        return computation.instructions[name]
+
+    for instruction in list(computation.instructions.values()):
+        for operand in instruction.operands:
+            if "#" in operand:
+                add(operand)
+
+
+def _elements(shape: str) -> list[str]:
+    """The shapes in a tuple's shape."""
+    inside = re.sub(r"/\*.*?\*/", "", shape)[1:-1]
+    parts, depth, start = [], 0, 0
+    for position, char in enumerate(inside):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append(inside[start:position].strip())
+            start = position + 1
+    return [*parts, inside[start:].strip()]
+
+
 def _origin(computation: Computation, name: str) -> Instruction | None:
     """The instruction whose value `name` is a copy of."""
     instruction = computation.instructions.get(name)
@@ -194,7 +226,7 @@ def _parse(name: str, rest: str) -> Instruction:
     shape, rest = _until_space(rest)
     opcode, _, rest = rest.partition("(")
     inside, attributes = _balanced("(" + rest)
-    operands = tuple(re.findall(r"%([\w.\-]+)", inside)) or tuple(
+    operands = tuple(re.findall(r"%([\w.\-#]+)", inside)) or tuple(
         part.strip().split(" ")[-1] for part in inside.split(",") if part.strip() and opcode != "constant"
     )
     return Instruction(name, shape, opcode.strip(), operands, attributes, inside)

@@ -1,5 +1,6 @@
 """Programs as text: instructions, how often each runs, products and bytes."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -79,6 +80,19 @@ def test_bytes_of_a_shape(shape, size):
 def test_dimensions_of_a_shape():
     assert array_dims("f32[8,128]{1,0:T(8,128)}") == [8, 128]
     assert array_dims("u32[]") == []
+
+
+def test_elements_of_tuples_may_be_written_in_short():
+    short = re.sub(r"  %(i|w|x|y|ci) = .*get-tuple-element.*\n", "", LOOP)
+    for name, index in (("i", 0), ("w", 1), ("x", 2), ("y", 3)):
+        short = re.sub(rf"([(,] ?)%{name}([,)])", rf"\1%state#{index}\2", short)
+    short = re.sub(r"\(%ci,", "(%cs#0,", short)
+    program = HloProgram(short)
+    assert "#" in short
+    assert program.computations["body"].instructions["state#2"].shape == "bf16[32,64]{1,0:T(8,128)(2,1)}"
+    assert matmul_flops(program) == 4 * PRODUCT
+    assert memory_traffic(program) == memory_traffic(HloProgram(LOOP))
+    assert program.unknown_loops == []
 
 
 def test_text_without_an_entry_is_refused():
