@@ -38,7 +38,7 @@ from maxlite.config import ModelConfig
 from maxlite.model.attention import choose_attention
 from maxlite.model.layers import Attention, Linear, RMSNorm, SwiGLU, parameter
 from maxlite.model.matmul import product
-from maxlite.model.placement import LOGITS, LOOKUP_ROWS, LOOKUP_TOKENS, ONE_DEVICE, RESIDUAL, Placement
+from maxlite.model.placement import LOGITS, LOOKUP_ROWS, LOOKUP_TABLE, LOOKUP_TOKENS, ONE_DEVICE, RESIDUAL, Placement
 from maxlite.model.remat import rematerialize
 from maxlite.model.rope import rotation
 
@@ -58,7 +58,10 @@ class Embedding(nnx.Module):
         # are. A device has fewer tokens than the vocabulary has rows: to gather the table, and to hold its gradient
         # whole, would cost far more (8 GB for 70 B parameters).
         tokens_BS = self.placement.constrain(tokens_BS, LOOKUP_TOKENS)
-        x_BSD = jnp.take(self.table[...], tokens_BS, axis=0).astype(self.dtype)
+        # Of its part of the rows' width each device has every row: the compiler breaks down (jax 0.12) over rows that
+        # are spread where another axis is taken by `shard_map`.
+        table_VD = self.placement.constrain(self.table[...], LOOKUP_TABLE)
+        x_BSD = jnp.take(table_VD, tokens_BS, axis=0).astype(self.dtype)
         return self.placement.constrain(x_BSD, LOOKUP_ROWS)
 
 

@@ -23,6 +23,7 @@ KEY_TOKENS = ("batch", None)
 LOGITS = ("batch", "length", "vocab")
 # While rows of the embedding are looked up, the devices that share the table have the same tokens.
 LOOKUP_TOKENS = ("lookup_batch", None)
+LOOKUP_TABLE = (None, "lookup_embed")
 LOOKUP_ROWS = ("lookup_batch", None, "lookup_embed")
 
 

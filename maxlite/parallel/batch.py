@@ -70,7 +70,8 @@ def to_device(batch: Any, sharding: NamedSharding) -> Any:
     def place(rows: np.ndarray) -> jax.Array:
         size = rows.shape[0] // (held.stop - held.start)
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None, "every device of this process holds a part"
             start, stop, _ = index[0].indices(shards * size)
             return rows[start - held.start * size : stop - held.start * size, *index[1:]]
 
