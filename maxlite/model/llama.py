@@ -38,7 +38,16 @@ from maxlite.config import ModelConfig
 from maxlite.model.attention import choose_attention
 from maxlite.model.layers import Attention, Linear, RMSNorm, SwiGLU, parameter
 from maxlite.model.matmul import product
-from maxlite.model.placement import LOGITS, LOOKUP_ROWS, LOOKUP_TABLE, LOOKUP_TOKENS, ONE_DEVICE, RESIDUAL, Placement
+from maxlite.model.placement import (
+    LOGITS,
+    LOOKUP_BACK,
+    LOOKUP_ROWS,
+    LOOKUP_TABLE,
+    LOOKUP_TOKENS,
+    ONE_DEVICE,
+    RESIDUAL,
+    Placement,
+)
 from maxlite.model.remat import rematerialize
 from maxlite.model.rope import rotation
 
@@ -62,7 +71,9 @@ class Embedding(nnx.Module):
         # are spread where another axis is taken by `shard_map`.
         table_VD = self.placement.constrain(self.table[...], LOOKUP_TABLE)
         x_BSD = jnp.take(table_VD, tokens_BS, axis=0).astype(self.dtype)
-        return self.placement.constrain(x_BSD, LOOKUP_ROWS)
+        x_BSD = self.placement.constrain(x_BSD, LOOKUP_ROWS)
+        # Back by one exchange of each axis: the compiler cannot see both at once, and would gather everything.
+        return self.placement.constrain(x_BSD, LOOKUP_BACK)
 
 
 class DecoderLayer(nnx.Module):

@@ -24,6 +24,7 @@ LOGITS = ("batch", "length", "vocab")
 # While rows of the embedding are looked up, the devices that share the table have the same tokens.
 LOOKUP_TOKENS = ("lookup_batch", None)
 LOOKUP_TABLE = (None, "lookup_embed")
+LOOKUP_BACK = ("batch", None, "lookup_width")
 LOOKUP_ROWS = ("lookup_batch", None, "lookup_embed")
 
 

@@ -156,11 +156,12 @@ def _first_group(attributes: str) -> list[int]:
 
 
 def _group_of_mesh(attributes: str) -> list[int]:
-    """The first group of such as `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`: devices that differ in a."""
-    match = re.search(
-        r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{('\w+'(?:,'\w+')*)\}",
-        attributes,
-    )
+    """The first group of such as `mesh['a'=4,'b'=8], device_ids=([8,4]T(1,0)) {'a','b':(2)4}`.
+
+    Devices that differ in a, and in the part of b that is left when it is cut into 2 x 4.
+    """
+    ids = r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    match = re.search(rf"replica_groups=mesh\[([^]]*)\]{ids} ?\{{([^}}]*)\}}", attributes)
     if match is None:
         raise ValueError(f"cannot read which devices exchange: {attributes[:200]}")
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
@@ -169,9 +170,12 @@ def _group_of_mesh(attributes: str) -> list[int]:
         devices = devices.reshape(_numbers(match[2]))
     if match[3]:
         devices = devices.transpose(_numbers(match[3]))
-    used = re.findall(r"'(\w+)'", match[4])
-    first = tuple(slice(None) if name in used else 0 for name in sizes)
-    return devices.reshape(list(sizes.values()))[first].flatten().tolist()
+    places = {name: [0] for name in sizes}  # along each axis, those of the group
+    for name, before, part in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", match[4]):
+        count = int(part or sizes[name])
+        step = sizes[name] // (int(before or 1) * count)
+        places[name] = [place + step * index for place in places[name] for index in range(count)]
+    return devices.reshape(list(sizes.values()))[np.ix_(*places.values())].flatten().tolist()
 
 
 def _numbers(text: str) -> list[int]:

@@ -44,6 +44,7 @@ DEFAULT_RULES: Rules = {
     # Of the embedding's look-up: tokens as the table needs them, rows as the table has them.
     "activation_lookup_batch": ("data",),
     "activation_lookup_embed": ("fsdp", "context"),
+    "activation_lookup_width": ("context",),
 }
 
 logger = logging.getLogger(__name__)

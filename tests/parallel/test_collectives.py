@@ -66,6 +66,8 @@ def program(instruction, partitions):
         ("[4,2]<=[2,2,2]T(0,2,1)", "fsdp", "ICI"),
         ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", "fsdp,tensor", "ICI"),
         ("mesh['data'=2,'fsdp'=2,'tensor'=2] {'data','tensor'}", "data,tensor", "DCN"),
+        ("mesh['data'=2,'x'=4] {'x':(2)2}", "tensor", "ICI"),
+        ("mesh['data'=2,'x'=4] {'x':(1)2}", "fsdp", "ICI"),
         ("{{0,1,2,3,4,5,6,7}}", "data,fsdp,tensor", "DCN"),
         ("{}", "data,fsdp,tensor", "DCN"),
     ],
