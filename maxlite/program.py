@@ -93,7 +93,6 @@ def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0, rules: Rules =
         per_shard(mesh, rules),
         length_shards(mesh, rules),
         split=mesh.size > 1,
-        flat_tokens=platform != "tpu",
     )
     make = partial(Llama, config, placement=placement, platform=platform)
     graphdef, variables = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))

@@ -47,24 +47,22 @@ class Placement:
         that runs `function` on every device's share (`jax.shard_map`), for what the compiler cannot split.
     length_shards: into how many parts the axis `length` is split.
     split: whether anything is split.
-    flat_tokens: whether products take the tokens of batch and sequence as one dimension, the form in which XLA's CPU
-        backend is fast. TPU's copies such arrays from layout to layout: a ninth of the memory traffic of a 70 B model.
     """
 
     constrain: Constrain = _as_it_is
     per_shard: PerShard = _on_one_device
     length_shards: int = 1
     split: bool = False
-    flat_tokens: bool = True
 
     def tokens(self, x_BSD: jax.Array) -> jax.Array:
-        """[B, S, D] as [B * S, D], with `flat_tokens`; as it is without, and where the length is split.
+        """[B, S, D] as [B * S, D]; as it is where the length is split.
 
-        No sharding can express the tokens of a part of the rows and a part of the length as one dimension: the
+        XLA's CPU backend is fast with one dimension of tokens. TPU's moves a seventh more memory for it (copies from
+        layout to layout), but without it computes the attention's projections once more, and FLOPs are what bounds a
+        step. No sharding can express the tokens of a part of the rows and a part of the length as one dimension: the
         compiler would gather them.
         """
-        flat = self.flat_tokens and self.length_shards == 1
-        return x_BSD.reshape(-1, x_BSD.shape[-1]) if flat else x_BSD
+        return x_BSD if self.length_shards > 1 else x_BSD.reshape(-1, x_BSD.shape[-1])
 
 
 ONE_DEVICE = Placement()
