@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -15,31 +15,40 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from maxlite.config import Config, ModelConfig
+from maxlite.chips import peak_tflops
+from maxlite.config import Config, InputError, ModelConfig
 from maxlite.data import Batch, Dataset, open_dataset
 from maxlite.model import (
     AttentionChoice,
     Llama,
     LossSums,
+    Placement,
+    activation_bytes,
     choose_attention,
     loss_sums,
     num_parameters,
     train_step_flops,
 )
 from maxlite.parallel import (
+    DEFAULT_RULES,
     Agreement,
+    MeshPlan,
+    Rules,
     batch_sharding,
     batch_shards,
+    bytes_per_device,
     constrain,
-    describe_mesh,
     global_batch_size,
-    make_mesh,
+    length_shards,
+    logical_rules,
     param_shardings,
     per_shard,
+    plan_mesh,
     process_rows,
+    share,
+    summed_once,
     to_device,
 )
-from maxlite.telemetry.peak import peak_tflops
 from maxlite.telemetry.run_log import StepCost
 from maxlite.training import (
     TrainState,
@@ -76,15 +85,21 @@ class Network:
     axes: Any
 
 
-def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0) -> Network:
+def build_network(config: ModelConfig, mesh: Mesh, seed: int = 0, rules: Rules = DEFAULT_RULES) -> Network:
     """The model that `config` describes, its initial weights those of `seed`; computes nothing yet."""
     platform = mesh.devices.flat[0].platform
-    make = partial(Llama, config, constrain=constrain(mesh), per_shard=per_shard(mesh), platform=platform)
+    placement = Placement(
+        constrain(mesh, rules),
+        per_shard(mesh, rules),
+        length_shards(mesh, rules),
+        split=mesh.size > 1,
+    )
+    make = partial(Llama, config, placement=placement, platform=platform)
     graphdef, variables = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     abstract, axes = nnx.to_pure_dict(variables), nnx.to_pure_dict(nnx.get_partition_spec(variables))
     return Network(
         graphdef=graphdef,
-        abstract_params=_with_shardings(abstract, param_shardings(mesh, abstract, axes)),
+        abstract_params=_with_shardings(abstract, param_shardings(mesh, abstract, axes, rules)),
         init_params=lambda: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(seed)))),
         axes=axes,
     )
@@ -111,7 +126,9 @@ class Program:
     """
 
     config: Config
+    mesh_plan: MeshPlan
     mesh: Mesh
+    rules: Rules
     attention: AttentionChoice
     abstract_state: TrainState
     init_state: Callable[[], TrainState]
@@ -128,16 +145,21 @@ class Program:
         if self.config.telemetry.eval_steps != 0:
             _ = self.compiled_eval_step
 
+    @property
+    def lowered_train_step(self) -> Any:
+        """The train step, lowered for the devices of the mesh."""
+        inputs = self._abstract_batch(self.rows), self.agreement.abstract
+        return self.jitted_train_step.lower(self.abstract_state, *inputs)
+
     @cached_property
     def train_step(self) -> Any:
         """The compiled train step."""
-        inputs = self._abstract_batch(self.rows), self.agreement.to_device({})
-        return self.jitted_train_step.lower(self.abstract_state, *inputs).compile()
+        return self.lowered_train_step.compile()
 
     @cached_property
     def compiled_eval_step(self) -> Any:
         """The compiled eval step."""
-        inputs = self._abstract_batch(self.eval_rows), self.agreement.to_device({})
+        inputs = self._abstract_batch(self.eval_rows), self.agreement.abstract
         return self.eval_step.lower(self.abstract_state.params, *inputs).compile()
 
     def _abstract_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -174,34 +196,68 @@ class Program:
                 return None
         return math.fsum(losses) / math.fsum(targets)
 
+    @property
+    def bytes_per_device(self) -> dict[str, int]:
+        """What each device holds: `parameters` and `optimizer` exactly, `activations` as estimated."""
+        config, state = self.config, self.abstract_state
+        rows = self.rows // config.optimizer.gradient_accumulation_steps
+        elements = share(self.mesh, self.rules)
+        return {
+            "parameters": bytes_per_device(state.params),
+            "optimizer": bytes_per_device(state.opt_state),
+            "activations": activation_bytes(config.model, rows, config.data.max_target_length, elements),
+        }
+
     def describe(self) -> list[str]:
         """What will be computed where, a few lines for people."""
         model, (kernel, reason) = self.config.model, self.attention
+        held = {name: _size(count) for name, count in self.bytes_per_device.items()}
         return [
-            f"maxlite {version('maxlite')}, jax {jax.__version__}, {describe_mesh(self.mesh)}",
+            f"maxlite {version('maxlite')}, jax {jax.__version__}, {self.mesh_plan.describe()}",
             f"model: {num_parameters(model):,} parameters in {model.weight_dtype}, computed in {model.dtype}; "
             f"attention {kernel} ({reason})",
+            f"each device holds: parameters {held['parameters']}, optimizer {held['optimizer']}, "
+            f"activations about {held['activations']}",
         ]
 
 
-def build_program(config: Config) -> Program:
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
+
+
+def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -> Program:
     """Builds the functions of a run over all devices; computes nothing yet.
+
+    Args:
+        config: the config.
+        devices: others than every process's; those of a `jax.experimental.topologies` description will do, on which
+            nothing can run: what the program holds can then be lowered and compiled only.
 
     Raises:
         InputError: batch, devices and model do not fit each other.
     """
     if config.run.jax_cache_dir is not None:
         jax.config.update("jax_compilation_cache_dir", str(Path(config.run.jax_cache_dir).expanduser()))
-    mesh = make_mesh(config.parallel)
-    data, parts = config.data, batch_shards(mesh)
+    plan = plan_mesh(config.parallel, devices)
+    mesh = plan.mesh()
+    rules = logical_rules(config.parallel)
+    data, parts, length_parts = config.data, batch_shards(mesh, rules), length_shards(mesh, rules)
+    if data.max_target_length % length_parts:
+        raise InputError(
+            f"max_target_length={data.max_target_length} does not split into {length_parts} equal parts, one for each "
+            f"device that shares a sequence (context parallelism); make it a multiple of {length_parts}"
+        )
     accumulation = config.optimizer.gradient_accumulation_steps
     rows = global_batch_size(data.per_device_batch_size, mesh.size, accumulation, parts)
     eval_rows = global_batch_size(data.eval_per_device_batch_size or data.per_device_batch_size, mesh.size, 1, parts)
 
     attention = choose_attention(
-        config.model, platform=mesh.devices.flat[0].platform, sequence_length=data.max_target_length
+        config.model,
+        platform=mesh.devices.flat[0].platform,
+        sequence_length=data.max_target_length,
+        length_shards=length_parts,
     )
-    network = build_network(config.model, mesh, config.run.init_weights_seed)
+    network = build_network(config.model, mesh, config.run.init_weights_seed, rules)
 
     def loss_fn(params: Params, batch: dict[str, jax.Array]) -> LossSums:
         return loss_sums(nnx.merge(network.graphdef, params), batch, config.model)
@@ -210,7 +266,7 @@ def build_program(config: Config) -> Program:
     optimizer = make_optimizer(config.optimizer, schedule, network.axes)
     abstract = abstract_state(network.init_params, optimizer)
     shardings = state_shardings(abstract, jax.tree.map(lambda leaf: leaf.sharding, network.abstract_params))
-    update = make_train_step(loss_fn, optimizer, schedule, config.optimizer)
+    update = make_train_step(loss_fn, optimizer, schedule, config.optimizer, summed_once(mesh, rules))
     agreement = Agreement(mesh, FLAGS)
 
     def train_step(state: TrainState, batch: Any, flags: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -220,17 +276,19 @@ def build_program(config: Config) -> Program:
     def eval_step(params: Params, batch: Any, flags: jax.Array) -> tuple[LossSums, dict[str, jax.Array]]:
         return loss_fn(params, batch), agreement.reduce(flags)
 
-    inputs = (batch_sharding(mesh), agreement.sharding)
+    inputs = (batch_sharding(mesh, rules), agreement.sharding)
     return Program(
         config=config,
+        mesh_plan=plan,
         mesh=mesh,
+        rules=rules,
         attention=attention,
         abstract_state=_with_shardings(abstract, shardings),
         init_state=lambda: create_state(network.init_params, optimizer, shardings),
         agreement=agreement,
         jitted_train_step=jit_train_step(train_step, shardings, *inputs),
         eval_step=jax.jit(eval_step, in_shardings=(shardings.params, *inputs), out_shardings=shardings.step),
-        batch_sharding=batch_sharding(mesh),
+        batch_sharding=batch_sharding(mesh, rules),
         rows=rows,
         eval_rows=eval_rows,
     )

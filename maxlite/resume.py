@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 # Where a run is computed, when it is saved and what is measured: no key in these sections changes what is learned.
-OTHER_SECTIONS = ("parallel", "checkpoint", "telemetry")
+OTHER_SECTIONS = ("parallel", "checkpoint", "telemetry", "compile")
 
 _KEYS = {
     # What decides the batches. Refused where the fingerprint differs: a file that only moved is the same text.
@@ -96,6 +96,15 @@ _KEYS = {
         "dtype",
         "mu_dtype",
         "attention",
+        "sa_block_q",
+        "sa_block_kv",
+        "sa_block_kv_compute",
+        "sa_block_q_dkv",
+        "sa_block_kv_dkv",
+        "sa_block_kv_dkv_compute",
+        "sa_block_q_dq",
+        "sa_block_kv_dq",
+        "sa_use_fused_bwd_kernel",
         "scan_layers",
         "remat_policy",
         "loss_chunk_size",

@@ -108,7 +108,7 @@ def train(config: Config, processes: Processes, stop: StopRequest, arguments: Se
         state, start = checkpointer.restore_or_init(program.abstract_state, program.init_state, admit)
         stop.defer()
         stack.enter_context(checkpointer)
-        console.lines(program.describe(), data.describe())
+        console.lines(program.describe(), processes.describe(), data.describe())
         if saved := checkpointer.saved_metadata:
             console.lines(admit(saved))
             if changes := config_changes(saved, metadata):
@@ -216,10 +216,11 @@ def stopped(step: int, start: int, safe: int | None) -> str:
 
 def resume_command(arguments: Sequence[str], steps: int | None) -> str:
     """The command that was typed, its environment settings included; for another number of steps, where given."""
+    command = os.environ.get("MAXLITE_STARTED_AS", "python -m maxlite.train")  # set by maxlite.launch
     settings = [f"{name}={shlex.quote(value)}" for name, value in os.environ.items() if name.startswith("M_")]
     if steps is not None:
         arguments = [*(argument for argument in arguments if not argument.startswith("steps=")), f"steps={steps}"]
-    return " ".join([*settings, "python -m maxlite.train", shlex.join(arguments)])
+    return " ".join([*settings, command, shlex.join(arguments)])
 
 
 if __name__ == "__main__":

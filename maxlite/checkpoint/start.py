@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +86,7 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
         name = peers.exchange(
             "start/probe", probe.name, error=error, timeout_seconds=config.checkpoint_timeout_seconds
         )[0]
-        missing = not peers.primary and not _appears(directory / name)
+        missing = not peers.primary and bool(unseen([directory / name]))
         error = (
             f"checkpoint directory {directory} is not shared: this process does not see what process 0 wrote there; "
             "base_output_directory must be one directory for all processes"
@@ -101,13 +101,12 @@ def _prepare(directory: epath.Path, config: CheckpointConfig, peers: Peers) -> N
             probe.unlink(missing_ok=True)
 
 
-def _appears(path: epath.Path) -> bool:
+def unseen(paths: Sequence[epath.Path]) -> list[epath.Path]:
+    """Those of the files, written by other processes just now, that do not appear to this one within a while."""
     deadline = time.monotonic() + SHARED_SECONDS
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
+    while (missing := [path for path in paths if not path.exists()]) and time.monotonic() <= deadline:
         time.sleep(0.1)
-    return True
+    return missing
 
 
 def _set_aside(

@@ -6,6 +6,7 @@ from maxlite.config.resolve import Config, Resolved, resolve
 from maxlite.config.run_directory import LOCK_NAME, RunDirectory
 from maxlite.config.sections import (
     CheckpointConfig,
+    CompileConfig,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -17,6 +18,7 @@ from maxlite.config.sections import (
 __all__ = [
     "LOCK_NAME",
     "CheckpointConfig",
+    "CompileConfig",
     "Config",
     "DataConfig",
     "Exit",

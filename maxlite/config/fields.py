@@ -79,6 +79,8 @@ def type_name(annotation: object) -> str:
         return type_name(args[0])
     if origin is list:
         return f"list of {type_name(args[0])}"
+    if origin is tuple:
+        return f"[{', '.join(type_name(arg) for arg in args)}]"
     names: dict[object, str] = {bool: "true | false", int: "whole number", float: "number", str: "text"}
     return names[annotation]
 

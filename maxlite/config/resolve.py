@@ -23,6 +23,7 @@ from maxlite.config.fields import Section, accepts_none, holds_list, is_null
 from maxlite.config.read import Setting, Settings, parse_flow, read_arguments, read_environment, read_yaml, shorten
 from maxlite.config.sections import (
     CheckpointConfig,
+    CompileConfig,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -44,6 +45,7 @@ class Config(BaseModel):
     data: DataConfig
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
+    compile: CompileConfig
 
     def flat(self) -> dict[str, object]:
         """Every key with its value, in the order of the sections."""

@@ -65,6 +65,21 @@ class ModelConfig(Section):
     attention: Literal["autoselected", "dot_product", "flash", "cudnn_flash_jax"] = key(
         "autoselected", "attention kernel: XLA, splash attention (TPU), cuDNN (GPU), or picked by device"
     )
+    sa_block_q: Int = key(
+        512, "flash: queries in one tile; tiles shrink to what divides the length", ge=128, multiple_of=128
+    )
+    sa_block_kv: Int = key(512, "flash: keys in one tile", ge=128, multiple_of=128)
+    sa_block_kv_compute: Int = key(512, "flash: keys multiplied at once", ge=128, multiple_of=128)
+    sa_block_q_dkv: Int = key(512, "flash, gradient of keys and values: queries in one tile", ge=128, multiple_of=128)
+    sa_block_kv_dkv: Int = key(512, "flash, gradient of keys and values: keys in one tile", ge=128, multiple_of=128)
+    sa_block_kv_dkv_compute: Int = key(
+        512, "flash, gradient of keys and values: keys multiplied at once", ge=128, multiple_of=128
+    )
+    sa_block_q_dq: Int = key(512, "flash, gradient of queries: queries in one tile", ge=128, multiple_of=128)
+    sa_block_kv_dq: Int = key(512, "flash, gradient of queries: keys in one tile", ge=128, multiple_of=128)
+    sa_use_fused_bwd_kernel: bool = key(
+        False, "flash: all gradients in one kernel; sa_block_q_dq and sa_block_kv_dq are then not used"
+    )
     scan_layers: bool = key(True, "one compiled layer body for all layers; the numbers do not depend on it")
     remat_policy: Literal["full", "minimal", "save_qkv_proj", "save_dot_except_mlp", "none"] = key(
         "full", "what the backward pass recomputes; none: keeps every activation"
@@ -89,10 +104,29 @@ class ParallelConfig(Section):
 
     ici_data_parallelism: Int = key(1, "devices that each hold all weights; -1: what is left", ge=-1)
     ici_fsdp_parallelism: Int = key(-1, "devices that share weights and batch; -1: what is left", ge=-1)
+    ici_context_parallelism: Int = key(
+        1, "devices that share each sequence; -1: what is left", ge=-1, aka="ici_sequence_parallelism"
+    )
     ici_tensor_parallelism: Int = key(1, "devices that share each layer's heads and MLP; -1: what is left", ge=-1)
-    coordinator_address: str | None = key(None, "host:port where process 0 is met by the others; null: one process")
-    num_processes: Int = key(1, "processes of the run, all started with the same command but for process_id", ge=1)
-    process_id: Int = key(0, "which of the num_processes this one is, from 0", ge=0)
+    dcn_data_parallelism: Int = key(-1, "slices that each hold all weights; -1: what is left", ge=-1)
+    dcn_fsdp_parallelism: Int = key(1, "slices that share weights and batch; -1: what is left", ge=-1)
+    dcn_context_parallelism: Int = key(
+        1, "slices that share each sequence; -1: what is left", ge=-1, aka="dcn_sequence_parallelism"
+    )
+    dcn_tensor_parallelism: Int = key(1, "slices that share each layer's heads and MLP; -1: what is left", ge=-1)
+    logical_axis_rules: list[tuple[str, list[str]]] = key(
+        [],
+        "[logical axis, [mesh axes]]: over which mesh axes a dimension of weights, or of activations (activation_*), "
+        "is spread, in place of the default",
+    )
+    coordinator_address: str | None = key(
+        None, "host:port where process 0 is met by the others; null: as the environment tells (Slurm, ...), or alone"
+    )
+    num_processes: Int = key(1, "with coordinator_address: processes of the run, all started with one command", ge=1)
+    process_id: Int = key(0, "with coordinator_address: which of the num_processes this one is, from 0", ge=0)
+    skip_jax_distributed_system: bool = key(
+        False, "do not look for other processes in the environment: Slurm, Open MPI, JobSet, TPU pods"
+    )
     jax_distributed_initialization_timeout: Int = key(
         300, "longest wait at the start for all processes to come", "seconds", ge=1
     )
@@ -102,13 +136,14 @@ class ParallelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sizes = {name: getattr(self, name) for name in type(self).model_fields if name.startswith("ici_")}
-        zero = [name for name, size in sizes.items() if size == 0]
-        if zero:
-            raise ValueError(f"{', '.join(zero)}: 0 devices; 1 means not used, -1 means what is left")
-        fill = [name for name, size in sizes.items() if size == -1]
-        if len(fill) > 1:
-            raise ValueError(f"only one key may be -1 (what is left), here: {', '.join(fill)}")
+        for kind in ("ici_", "dcn_"):
+            sizes = {name: getattr(self, name) for name in type(self).model_fields if name.startswith(kind)}
+            zero = [name for name, size in sizes.items() if size == 0]
+            if zero:
+                raise ValueError(f"{', '.join(zero)}: 0 devices; 1 means not used, -1 means what is left")
+            fill = [name for name, size in sizes.items() if size == -1]
+            if len(fill) > 1:
+                raise ValueError(f"only one {kind} key may be -1 (what is left), here: {', '.join(fill)}")
         if self.process_id >= self.num_processes:
             raise ValueError(
                 f"process_id={self.process_id} with num_processes={self.num_processes}: they count from 0 to "
@@ -316,3 +351,16 @@ class TelemetryConfig(Section):
         if self.eval_steps == 0 or step == 0:
             return False
         return step == last or (self.eval_interval > 0 and step % self.eval_interval == 0)
+
+
+class CompileConfig(Section):
+    """What maxlite.compile compiles for; training takes no notice of it."""
+
+    compile_topology: str | None = key(None, "TPU slice to compile for, such as v5p-128, v5e-256, v6e-256, tpu7x-128")
+    compile_topology_num_slices: Int = key(1, "slices of compile_topology", ge=1)
+    compiled_trainstep_file: LocalPath | None = key(
+        None, "file that the compiled train step is written to, in the form of the TPU runtime; null: none"
+    )
+    compile_storage_gb_per_second: float = key(
+        1.0, "what one host writes to the storage, to tell how long a save will take", "GB/s", gt=0
+    )

@@ -42,3 +42,16 @@ def train_step_flops(config: ModelConfig, tokens: int, sequence_length: int) -> 
     """
     attention = config.base_num_decoder_layers * config.base_num_query_heads * config.head_dim * sequence_length
     return 6.0 * tokens * (matmul_parameters(config) + attention)
+
+
+def attention_product_flops(config: ModelConfig, tokens: int, sequence_length: int) -> float:
+    """FLOPs of one product between queries and keys, or as large, in one layer, halved for causality.
+
+    `train_step_flops` counts six of them a layer; a kernel that computes weights again does more.
+
+    Args:
+        config: the model.
+        tokens: in the whole batch.
+        sequence_length: tokens that one sequence holds.
+    """
+    return float(config.base_num_query_heads * config.head_dim * sequence_length) * tokens

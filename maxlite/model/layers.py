@@ -6,8 +6,6 @@ Shapes: B batch, S sequence, T = B * S tokens, D width, N query heads, K key/val
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from maxlite.config import ModelConfig
 from maxlite.model.attention import attend
 from maxlite.model.matmul import matmul
+from maxlite.model.placement import HEADS, KV_HEADS, MLP, Axes, Placement
 from maxlite.model.rope import rotate
-
-Axes: TypeAlias = tuple[str | None, ...]
-Constrain: TypeAlias = Callable[[jax.Array, Axes], jax.Array]
-PerShard: TypeAlias = Callable[[Callable[..., jax.Array], tuple[Axes, ...], Axes], Callable[..., jax.Array]]
-
-# Logical axes of the activations.
-RESIDUAL = ("batch", "length", "embed")
-HEADS = ("batch", "length", "heads", None)
-KV_HEADS = ("batch", "length", "kv_heads", None)
-MLP = ("batch", "length", "mlp")
-SEGMENTS = ("batch", "length")
-LOGITS = ("batch", "length", "vocab")
 
 
 def parameter(value: jax.Array, axes: Axes, config: ModelConfig) -> nnx.Param:
@@ -45,7 +32,15 @@ class Linear(nnx.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, axes: Axes, bias: bool, config: ModelConfig, rngs: nnx.Rngs, scale: float = 1
+        self,
+        inputs: int,
+        outputs: int,
+        axes: Axes,
+        bias: bool,
+        config: ModelConfig,
+        placement: Placement,
+        rngs: nnx.Rngs,
+        scale: float = 1,
     ) -> None:
         initializer = jax.nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
         self.kernel = parameter(initializer(rngs.params(), (inputs, outputs), jnp.float32), axes, config)
@@ -53,11 +48,10 @@ class Linear(nnx.Module):
         bias_axis = "norm" if axes[-1] == "embed" else axes[-1]
         self.bias = parameter(jnp.zeros(outputs), (bias_axis,), config) if bias else None
         self.dtype = jnp.dtype(config.dtype)
+        self.placement = placement
 
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        # On [tokens, width] the kernel's gradient contracts one dimension: over two XLA's CPU backend is slow.
-        x_TD = x_BSD.reshape(-1, x_BSD.shape[-1]).astype(self.dtype)
-        y_TD = matmul(x_TD, self.kernel[...])
+        y_TD = matmul(self.placement.tokens(x_BSD).astype(self.dtype), self.kernel[...], self.placement)
         if self.bias is not None:
             y_TD = y_TD + self.bias[...].astype(self.dtype)
         return y_TD.reshape(*x_BSD.shape[:-1], y_TD.shape[-1])
@@ -81,16 +75,16 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
     """Grouped-query attention with RoPE (arXiv:2305.13245)."""
 
-    def __init__(self, config: ModelConfig, constrain: Constrain, per_shard: PerShard, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, rngs: nnx.Rngs) -> None:
         width, bias = config.base_emb_dim, config.attention_bias
         heads, kv_heads = config.base_num_query_heads * config.head_dim, config.base_num_kv_heads * config.head_dim
-        self.query = Linear(width, heads, ("embed", "heads"), bias, config, rngs)
-        self.key = Linear(width, kv_heads, ("embed", "kv_heads"), bias, config, rngs)
-        self.value = Linear(width, kv_heads, ("embed", "kv_heads"), bias, config, rngs)
-        self.out = Linear(heads, width, ("heads", "embed"), bias, config, rngs, residual_scale(config))
+        self.query = Linear(width, heads, ("embed", "heads"), bias, config, placement, rngs)
+        self.key = Linear(width, kv_heads, ("embed", "kv_heads"), bias, config, placement, rngs)
+        self.value = Linear(width, kv_heads, ("embed", "kv_heads"), bias, config, placement, rngs)
+        self.out = Linear(heads, width, ("heads", "embed"), bias, config, placement, rngs, residual_scale(config))
         self.head_dim = config.head_dim
-        self.constrain = constrain
-        self.per_shard = per_shard
+        self.config = config
+        self.placement = placement
 
     def __call__(
         self,
@@ -101,38 +95,31 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         def heads(projection: Linear, name: str, axes: Axes) -> jax.Array:
             y = checkpoint_name(projection(x_BSD), name)
-            return self.constrain(y.reshape(*y.shape[:2], -1, self.head_dim), axes)
+            return self.placement.constrain(y.reshape(*y.shape[:2], -1, self.head_dim), axes)
 
         q_BSNH = rotate(heads(self.query, "query_proj", HEADS), cos_sin)
         k_BSKH = rotate(heads(self.key, "key_proj", KV_HEADS), cos_sin)
         v_BSKH = heads(self.value, "value_proj", KV_HEADS)
 
-        def kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None = None) -> jax.Array:
-            return attend(kernel, q, k, v, ids)
-
-        # A Pallas kernel works on one device's share; the XLA kernels are split by the compiler.
-        segments = () if segment_ids_BS is None else (segment_ids_BS,)
-        in_axes = (HEADS, KV_HEADS, KV_HEADS, SEGMENTS)[: 3 + len(segments)]
-        call = self.per_shard(kernel_call, in_axes, HEADS) if kernel == "flash" else kernel_call
-        out_BSNH = call(q_BSNH, k_BSKH, v_BSKH, *segments)
-        out_BSNH = self.constrain(out_BSNH, HEADS)
+        out_BSNH = attend(kernel, q_BSNH, k_BSKH, v_BSKH, segment_ids_BS, self.config, self.placement)
+        out_BSNH = self.placement.constrain(out_BSNH, HEADS)
         return checkpoint_name(self.out(out_BSNH.reshape(*out_BSNH.shape[:2], -1)), "out_proj")
 
 
 class SwiGLU(nnx.Module):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, constrain: Constrain, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, rngs: nnx.Rngs) -> None:
         width, hidden, bias = config.base_emb_dim, config.base_mlp_dim, config.mlp_bias
-        self.gate = Linear(width, hidden, ("embed", "mlp"), bias, config, rngs)
-        self.up = Linear(width, hidden, ("embed", "mlp"), bias, config, rngs)
-        self.down = Linear(hidden, width, ("mlp", "embed"), bias, config, rngs, residual_scale(config))
-        self.constrain = constrain
+        self.gate = Linear(width, hidden, ("embed", "mlp"), bias, config, placement, rngs)
+        self.up = Linear(width, hidden, ("embed", "mlp"), bias, config, placement, rngs)
+        self.down = Linear(hidden, width, ("mlp", "embed"), bias, config, placement, rngs, residual_scale(config))
+        self.placement = placement
 
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         gate_BSF = checkpoint_name(self.gate(x_BSD), "mlpwi_0")
         up_BSF = checkpoint_name(self.up(x_BSD), "mlpwi_1")
-        hidden_BSF = self.constrain(jax.nn.silu(gate_BSF) * up_BSF, MLP)
+        hidden_BSF = self.placement.constrain(jax.nn.silu(gate_BSF) * up_BSF, MLP)
         return checkpoint_name(self.down(hidden_BSF), "mlpwo")
 
 

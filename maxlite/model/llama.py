@@ -36,7 +36,18 @@ from flax import nnx
 
 from maxlite.config import ModelConfig
 from maxlite.model.attention import choose_attention
-from maxlite.model.layers import LOGITS, RESIDUAL, Attention, Constrain, Linear, PerShard, RMSNorm, SwiGLU, parameter
+from maxlite.model.layers import Attention, Linear, RMSNorm, SwiGLU, parameter
+from maxlite.model.matmul import product
+from maxlite.model.placement import (
+    LOGITS,
+    LOOKUP_BACK,
+    LOOKUP_ROWS,
+    LOOKUP_TABLE,
+    LOOKUP_TOKENS,
+    ONE_DEVICE,
+    RESIDUAL,
+    Placement,
+)
 from maxlite.model.remat import rematerialize
 from maxlite.model.rope import rotation
 
@@ -44,29 +55,36 @@ from maxlite.model.rope import rotation
 class Embedding(nnx.Module):
     """One row of width D per token id."""
 
-    def __init__(self, config: ModelConfig, constrain: Constrain, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.base_emb_dim)
         table = jax.random.normal(rngs.params(), shape, jnp.float32) * config.base_emb_dim**-0.5
         self.table = parameter(table, ("vocab", "embed"), config)
         self.dtype = jnp.dtype(config.dtype)
-        self.constrain = constrain
+        self.placement = placement
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
-        # Weights are gathered over fsdp before the look-up, as before any product; otherwise the compiler looks up
-        # parts of rows and moves activations instead.
-        table_VD = self.constrain(self.table[...], ("vocab", "embed"))
-        return jnp.take(table_VD, tokens_BS, axis=0).astype(self.dtype)
+        # Every device of fsdp looks up its part of the rows of all their tokens, and the parts go to where the tokens
+        # are. A device has fewer tokens than the vocabulary has rows: to gather the table, and to hold its gradient
+        # whole, would cost far more (8 GB for 70 B parameters).
+        tokens_BS = self.placement.constrain(tokens_BS, LOOKUP_TOKENS)
+        # Of its part of the rows' width each device has every row: the compiler breaks down (jax 0.12) over rows that
+        # are spread where another axis is taken by `shard_map`.
+        table_VD = self.placement.constrain(self.table[...], LOOKUP_TABLE)
+        x_BSD = jnp.take(table_VD, tokens_BS, axis=0).astype(self.dtype)
+        x_BSD = self.placement.constrain(x_BSD, LOOKUP_ROWS)
+        # Back by one exchange of each axis: the compiler cannot see both at once, and would gather everything.
+        return self.placement.constrain(x_BSD, LOOKUP_BACK)
 
 
 class DecoderLayer(nnx.Module):
     """Pre-norm residual layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, constrain: Constrain, per_shard: PerShard, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, rngs: nnx.Rngs) -> None:
         self.attention_norm = RMSNorm(config)
-        self.attention = Attention(config, constrain, per_shard, rngs)
+        self.attention = Attention(config, placement, rngs)
         self.mlp_norm = RMSNorm(config)
-        self.mlp = SwiGLU(config, constrain, rngs)
-        self.constrain = constrain
+        self.mlp = SwiGLU(config, placement, rngs)
+        self.placement = placement
 
     def __call__(
         self,
@@ -77,7 +95,7 @@ class DecoderLayer(nnx.Module):
     ) -> jax.Array:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_sin, segment_ids_BS, kernel)
         x_BSD = x_BSD + self.mlp(self.mlp_norm(x_BSD))
-        return self.constrain(x_BSD, RESIDUAL)
+        return self.placement.constrain(x_BSD, RESIDUAL)
 
 
 class Llama(nnx.Module):
@@ -86,9 +104,7 @@ class Llama(nnx.Module):
     Args:
         config: the model's keys.
         rngs: the stream `params` gives the initial weights.
-        constrain: applied to activations with their logical axes, to say how they are split over a mesh.
-        per_shard: `per_shard(function, logical axes of each argument, logical axes of the result)` gives the
-            function that runs `function` on every device's share (`jax.shard_map`). Used for Pallas kernels.
+        placement: where activations lie.
         platform: where the program will run ('cpu', 'gpu', 'tpu'); None: `jax.default_backend()`.
     """
 
@@ -97,24 +113,24 @@ class Llama(nnx.Module):
         config: ModelConfig,
         *,
         rngs: nnx.Rngs,
-        constrain: Constrain = lambda x, axes: x,
-        per_shard: PerShard = lambda function, in_axes, out_axes: function,
+        placement: Placement = ONE_DEVICE,
         platform: str | None = None,
     ) -> None:
         @nnx.split_rngs(splits=config.base_num_decoder_layers)
         @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
         def stack(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, constrain, per_shard, rngs)
+            return DecoderLayer(config, placement, rngs)
 
         self.config = config
-        self.constrain = constrain
+        self.placement = placement
         self.platform = platform or jax.default_backend()
-        self.embedding = Embedding(config, constrain, rngs)
+        self.embedding = Embedding(config, placement, rngs)
         self.layers = stack(rngs)
         self.final_norm = RMSNorm(config)
-        head_axes = ("embed", "vocab")
-        tied = config.logits_via_embedding
-        self.head = None if tied else Linear(config.base_emb_dim, config.vocab_size, head_axes, False, config, rngs)
+        tied, width = config.logits_via_embedding, config.base_emb_dim
+        self.head = (
+            None if tied else Linear(width, config.vocab_size, ("embed", "vocab"), False, config, placement, rngs)
+        )
 
     def __call__(
         self,
@@ -124,10 +140,9 @@ class Llama(nnx.Module):
     ) -> jax.Array:
         """Logits of the next token: float32 [B, S, V]. Arguments as in `hidden`."""
         x_BSD = self.hidden(tokens_BS, positions_BS, segment_ids_BS)
-        x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         w_DV = self.head_matrix().astype(x_BSD.dtype)
-        logits_TV = jnp.dot(x_TD, w_DV, preferred_element_type=jnp.float32)
-        return self.constrain(logits_TV.reshape(*tokens_BS.shape, -1), LOGITS)
+        logits_TV = product("...D,DV->...V", self.placement.tokens(x_BSD), w_DV)
+        return self.placement.constrain(logits_TV.reshape(*tokens_BS.shape, -1), LOGITS)
 
     def hidden(
         self,
@@ -151,6 +166,7 @@ class Llama(nnx.Module):
             platform=self.platform,
             sequence_length=tokens_BS.shape[1],
             segmented=segment_ids_BS is not None,
+            length_shards=self.placement.length_shards,
         )
         if positions_BS is None:
             positions_BS = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
@@ -161,7 +177,7 @@ class Llama(nnx.Module):
             return nnx.merge(graphdef, params)(x_BSD, cos_sin, segment_ids_BS, choice.kernel)
 
         layer = rematerialize(layer, self.config)
-        x_BSD = self.constrain(self.embedding(tokens_BS), RESIDUAL)
+        x_BSD = self.placement.constrain(self.embedding(tokens_BS), RESIDUAL)
         if self.config.scan_layers:
             x_BSD, _ = jax.lax.scan(lambda x, params: (layer(x, params), None), x_BSD, stacked)
         else:

@@ -44,6 +44,8 @@ def rotation(positions_BS: jax.Array, config: ModelConfig) -> tuple[jax.Array, j
 def rotate(x_BSNH: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turn queries or keys by `rotation(positions)`; computed in float32, returned in the dtype of `x_BSNH`."""
     cos, sin = cos_sin
+    # Otherwise XLA would not round the projection to the compute dtype, and write and copy twice the bytes.
+    x_BSNH = jax.lax.optimization_barrier(x_BSNH)
     first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x_BSNH.dtype)

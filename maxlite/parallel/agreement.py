@@ -20,13 +20,14 @@ class Agreement:
 
     names: of the flags; at most a handful, since each combination is kept on the devices.
     sharding: of the input, bool `[devices, names]`, a row per device of the mesh.
+    abstract: the input's shape, dtype and sharding.
     """
 
     def __init__(self, mesh: Mesh, names: Iterable[str]) -> None:
         self.names = tuple(names)
         self.sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._shape = (mesh.size, len(self.names))
+        self.abstract = jax.ShapeDtypeStruct((mesh.size, len(self.names)), bool, sharding=self.sharding)
         self._local = len(self.sharding.addressable_devices)
         self._alone = self._local == mesh.size
         self._sent: dict[tuple[bool, ...], jax.Array] = {}
@@ -38,7 +39,7 @@ class Agreement:
         values = tuple(own.get(name, False) for name in self.names)
         if values not in self._sent:
             rows = np.broadcast_to(np.array(values, bool), (self._local, len(values)))
-            self._sent[values] = jax.make_array_from_process_local_data(self.sharding, rows, self._shape)
+            self._sent[values] = jax.make_array_from_process_local_data(self.sharding, rows, self.abstract.shape)
         return self._sent[values]
 
     def reduce(self, flags: jax.Array) -> dict[str, jax.Array]:

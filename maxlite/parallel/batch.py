@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from maxlite.config import InputError
 
@@ -32,7 +33,7 @@ def global_batch_size(
     rows = round(micro_batch)
     # 0.1 * 30 is 3.0000000000000004; a person who wrote it means 3.
     if not math.isclose(micro_batch, rows, rel_tol=1e-9) or rows % shards or rows == 0:
-        parts = "" if shards == 1 else f" that split evenly over data x fsdp = {shards}"
+        parts = "" if shards == 1 else f" that split evenly into {shards} parts"
         lower = math.floor(micro_batch / shards) * shards
         fits = [n / num_devices for n in (lower, lower + shards) if n]
         nearest = min(fits, key=lambda value: abs(value - per_device_batch_size))
@@ -44,22 +45,43 @@ def global_batch_size(
 
 
 def process_rows(sharding: NamedSharding, global_rows: int) -> slice:
-    """The rows of the global batch that this process has to supply.
+    """The rows of the global batch that this process has to supply: from the first to the last that its devices hold.
 
-    Raises:
-        InputError: this process's devices hold rows that are not consecutive.
+    Processes whose devices share rows, by tensor or context parallelism, each supply them.
+
+    Args:
+        sharding: of a batch, from `batch_sharding`.
+        global_rows: in the batch.
     """
-    parts = sharding.addressable_devices_indices_map((global_rows,)).values()
-    bounds = sorted({part[0].indices(global_rows)[:2] for part in parts if part is not None})
-    start, stop = bounds[0][0], bounds[-1][1]
-    if sum(high - low for low, high in bounds) != stop - start:
-        raise InputError(
-            f"process {jax.process_index()} would hold rows {bounds} of the global batch, which are not consecutive; "
-            "make ici_tensor_parallelism a divisor of the devices of one process"
-        )
-    return slice(start, stop)
+    rows = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+    parts = rows.addressable_devices_indices_map((global_rows,)).values()
+    bounds = [part[0].indices(global_rows) for part in parts if part is not None]
+    return slice(min(low for low, _, _ in bounds), max(high for _, high, _ in bounds))
 
 
 def to_device(batch: Any, sharding: NamedSharding) -> Any:
-    """Global arrays from this process's rows (`process_rows`): numpy arrays `[rows of this process, ...]`."""
-    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
+    """Global arrays from this process's rows (`process_rows`): numpy arrays `[rows of this process, length]`.
+
+    Each device takes its rows, and its part of the length.
+    """
+    shards = sharding.num_devices // _copies(sharding)
+    held = process_rows(sharding, shards)  # counted in shards: the same for every number of rows
+
+    def place(rows: np.ndarray) -> jax.Array:
+        size = rows.shape[0] // (held.stop - held.start)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None, "every device of this process holds a part"
+            start, stop, _ = index[0].indices(shards * size)
+            return rows[start - held.start * size : stop - held.start * size, *index[1:]]
+
+        return jax.make_array_from_callback((shards * size, *rows.shape[1:]), sharding, part)
+
+    return jax.tree.map(place, batch)
+
+
+def _copies(sharding: NamedSharding) -> int:
+    """How many devices hold parts of the same rows."""
+    axes = sharding.spec[0] or ()
+    split = (axes,) if isinstance(axes, str) else axes
+    return math.prod(size for axis, size in sharding.mesh.shape.items() if axis not in split)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -16,8 +15,9 @@ import jax
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from maxlite.config import Exit, InputError, ParallelConfig
+from maxlite.parallel.cluster import find_place
+from maxlite.parallel.meeting import meet
 
-RETRY_SECONDS = 0.2
 # How the transports of collectives (Gloo on CPUs, NCCL on GPUs) and jax's coordination service name themselves.
 TRANSPORTS = ("gloo", "nccl", "coordination service", "coordination_service", "coordinationservice")
 
@@ -29,7 +29,7 @@ class ProcessLost(Exception):
 class Processes:
     """Context manager around everything a process computes; enter it before any other use of jax.
 
-    index, count: which of how many processes this is.
+    index, count: which of how many processes this is: by the config's keys, or as the environment tells (`cluster`).
     primary: whether it is the one that writes for all: the run directory, metrics, standard output.
 
     An error that passes through ends the process here, if there are several: jax's own end, at interpreter exit too,
@@ -37,54 +37,68 @@ class Processes:
     `ProcessLost` where it means that) and the name of this process, says it, and returns the exit status.
     """
 
-    def __init__(self, config: ParallelConfig, report: Callable[[BaseException, str], int]) -> None:
+    def __init__(
+        self,
+        config: ParallelConfig,
+        report: Callable[[BaseException, str], int],
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Raises InputError if the environment tells of other processes in a way that makes no sense."""
         self._config = config
         self._report = report
-        self.index = config.process_id
-        self.count = config.num_processes
-        self.primary = self.index == 0
-        self._name = f"process {self.index}: "
+        self._place = find_place(config, environ)
+        self.count = 1 if self._place is None else self._place.count
+        self._be(0 if self._place is None else self._place.index)
+
+    def _be(self, index: int) -> None:
+        self.index = index
+        self.primary = index == 0
+        self._name = f"process {index}: "
 
     def __enter__(self) -> Self:
         """Waits for all processes.
 
         Raises:
-            InputError: process 0 cannot be reached in time, or, in process 0, its port is taken. (If it can be reached
-                and another process does not come, jax aborts; the process then leaves with the same status and words
-                that say so.)
+            InputError: not all came in time; which, it says. Or they do not fit together; see `meeting`.
         """
-        if self.count == 1:
+        place, config = self._place, self._config
+        if place is None:
             return self
-        config, address = self._config, self._config.coordinator_address
-        deadline = time.monotonic() + config.jax_distributed_initialization_timeout
-        within = f"within jax_distributed_initialization_timeout={config.jax_distributed_initialization_timeout} s"
-        if self.primary:
-            self._require_port()
-        else:
-            self._await_coordinator(deadline, within)
+        meet(place, config.jax_distributed_initialization_timeout, self._say)
         # A signal is the run's to answer (maxlite.signals); jax's preemption service would take SIGTERM from it.
         jax.config.update("jax_enable_preemption_service", False)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         on_abort = _OnAbort(
-            f"{self._name}error: coordinator_address={address}: not all of num_processes={self.count} processes came "
-            f"{within}; start each with the same command and its own process_id",
-            Exit.BAD_INPUT,
+            f"{self._name}error: {place.address}: all {self.count} processes came, but not all could be connected by "
+            f"jax within jax_distributed_initialization_timeout={config.jax_distributed_initialization_timeout} s; "
+            "start all again",
+            Exit.SAVE_FAILED,
         )
         jax.distributed.initialize(
-            address,
-            self.count,
-            self.index,
+            place.address,
+            place.count,
+            place.index,
+            place.local_device_ids,
             cluster_detection_method="deactivate",
-            initialization_timeout=max(1, round(deadline - time.monotonic())),
+            initialization_timeout=config.jax_distributed_initialization_timeout,
             heartbeat_timeout_seconds=config.jax_distributed_heartbeat_timeout_seconds,
         )
         on_abort.say(f"{self._name}error: {self._lost()}", Exit.SAVE_FAILED)
+        try:
+            misfit = self._misfit()
+        except BaseException as error:  # of this process alone: it has no devices, say
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        if misfit:
+            jax.distributed.shutdown()  # waits for all, which say the same
+            raise InputError(misfit)
+        self._be(jax.process_index())  # on TPUs the pod's own order, if that should be another one
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.count == 1:
+        if self._place is None:
             return
         if error is None:
             jax.distributed.shutdown()  # waits for all
@@ -99,36 +113,33 @@ class Processes:
         """The primary's value, on every process. All must call it; for the start, not for every step."""
         return value if self.count == 1 else bool(broadcast_one_to_all(value))
 
-    def _address(self) -> tuple[str, int]:
-        assert self._config.coordinator_address is not None, "several processes have one; see ParallelConfig"
-        host, _, port = self._config.coordinator_address.rpartition(":")
-        return host.strip("[]"), int(port)
+    def describe(self) -> list[str]:
+        """One line where there are several: `2 processes of 4 devices each, met at 10.0.0.1:1234 (Slurm step 7.0)`."""
+        if self._place is None:
+            return []
+        each = jax.local_device_count()
+        return [
+            f"{self.count} processes of {each} device{'s' if each > 1 else ''} each, met at {self._place.address} "
+            f"({self._place.source})"
+        ]
 
-    def _require_port(self) -> None:
-        """Refuses a port that is taken, with which jax crashes."""
-        try:
-            socket.create_server(("", self._address()[1])).close()
-        except OSError as error:
-            raise InputError(
-                f"coordinator_address={self._config.coordinator_address}: process 0 cannot listen there "
-                f"({error.strerror}); is another run using the port?"
-            ) from error
+    def _misfit(self) -> str:
+        """What is wrong with the devices of all processes. All see all, so all come to the same answer."""
+        counts = Counter(device.process_index for device in jax.devices())
+        if len(counts) != self.count:
+            return (
+                f"{self.count} processes were started, but the devices belong to {len(counts)}; start one for each "
+                "machine, or for each share of a machine's devices"
+            )
+        numbers = sorted(set(counts.values()))
+        if len(numbers) == 1:
+            return ""
+        having = {number: [index for index in sorted(counts) if counts[index] == number] for number in numbers}
+        shown = "; ".join(f"{number} on process {', '.join(map(str, having[number][:10]))}" for number in numbers)
+        return f"all processes need the same number of devices, but there are: {shown}"
 
-    def _await_coordinator(self, deadline: float, within: str) -> None:
-        """Waits until process 0 listens. (jax waits too, but aborts the process when the time is over.)"""
-        address = self._config.coordinator_address
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                socket.create_connection(self._address(), timeout=max(left, RETRY_SECONDS)).close()
-                return
-            except OSError as error:
-                if left < RETRY_SECONDS:
-                    raise InputError(
-                        f"coordinator_address={address}: process 0 was not reached {within} ({error}); is it started, "
-                        "and is this its address?"
-                    ) from error
-            time.sleep(RETRY_SECONDS)
+    def _say(self, line: str) -> None:
+        print(f"{self._name}{line}", file=sys.stderr, flush=True)
 
     def _lost(self) -> str:
         who = f"process {1 - self.index}" if self.count == 2 else f"another of the {self.count} processes"

@@ -24,11 +24,16 @@ class LossSums(Protocol):
 
 
 LossFn = Callable[[Any, Any], Any]  # (params, batch) -> LossSums
+Gradient = Callable[[Any, Any], Any]  # (params, batch) -> (gradient, LossSums)
 TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
 
 
 def make_train_step(
-    loss_fn: LossFn, optimizer: optax.GradientTransformation, schedule: optax.Schedule, config: OptimizerConfig
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    config: OptimizerConfig,
+    summed_once: Callable[[Gradient], Gradient] = lambda function: function,
 ) -> TrainStep:
     """Build `(state, batch) -> (state, metrics)`, to be jitted with the state donated (`jit_train_step`).
 
@@ -43,12 +48,23 @@ def make_train_step(
     Metrics, scalars, float32 but for the last: `loss` and `z_loss` (nats per valid target; the gradient is of their
     sum, and the second is 0 where z_loss_multiplier is), `grad_norm` (before clipping), `learning_rate`, `finite`
     (bool).
+
+    Args:
+        loss_fn: `(params, batch) -> LossSums`.
+        optimizer: gets the mean gradient.
+        schedule: the learning rate, for the metrics.
+        config: of the optimizer.
+        summed_once: wraps the function that sums gradient and loss over all micro-batches, so that devices add up what
+            each has summed, once.
     """
     optimizer = optax.with_extra_args_support(optimizer)
     hold_updates = config.opt_type == "muon"
+    gradient_sums = summed_once(
+        lambda params, batch: _gradient_sums(loss_fn, params, batch, config.gradient_accumulation_steps)
+    )
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        grads, sums = _gradient_sums(loss_fn, state.params, batch, config.gradient_accumulation_steps)
+        grads, sums = gradient_sums(state.params, batch)
         # A batch may be all padding; its sums are 0 then, and 0 / 1 is the wanted mean.
         scale = 1.0 / jnp.maximum(sums.num_targets.astype(jnp.float32), 1.0)
         loss, z_loss = sums.loss_sum * scale, sums.z_loss_sum * scale

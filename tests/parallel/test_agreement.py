@@ -46,7 +46,7 @@ def test_a_flag_that_is_none_is_a_mistake(agreement):
 
 
 @pytest.mark.slow
-def test_two_processes_agree():
+def test_two_processes_agree_and_place_the_same_batch():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -63,8 +63,11 @@ def test_two_processes_agree():
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     wanted = [{"stop": a or c, "save": b or d} for a, b, c, d in itertools.product((False, True), repeat=4)]
-    for output in outputs:
+    for index, output in enumerate(outputs):
         found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # Gloo prints too
         assert found["agreed"] == wanted
         assert found["before"] == {"stop": False, "save": False}, "before a step one's own flag is nobody's"
         assert found["same"] is True, "what the primary said"
+        half = [[0, 4], [4, 8]][index]
+        rows = [half, [0, 8], half, [0, 8], [[0, 6], [2, 8]][index]]  # fsdp 4; context 4, 2 x 2; tensor 4; data 2
+        assert found["batches"] == [[*each, True] for each in rows]

@@ -24,8 +24,8 @@ def test_refusal_shows_the_arithmetic_and_the_nearest_fit():
     with pytest.raises(InputError) as error:
         global_batch_size(0.25, 8, 4, 8)
     assert str(error.value) == (
-        "per_device_batch_size=0.25 x 8 devices = 2 rows in a micro-batch, not whole rows that split evenly over "
-        "data x fsdp = 8; the nearest that fits is per_device_batch_size=1.0"
+        "per_device_batch_size=0.25 x 8 devices = 2 rows in a micro-batch, not whole rows that split evenly into "
+        "8 parts; the nearest that fits is per_device_batch_size=1.0"
     )
 
 

@@ -1,5 +1,6 @@
-"""The processes of a run: keys that belong together, and words when they do not meet. See test_train_processes.py."""
+"""The processes of a run: keys that belong together, and what they show. See also test_train_processes.py."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,11 +12,18 @@ from maxlite.parallel import Processes
 
 CHILD = """
 import sys
-from maxlite.config import ParallelConfig
+from maxlite.config import InputError, ParallelConfig
 from maxlite.parallel import Processes
-keys = dict(argument.split("=") for argument in sys.argv[1:])
-with Processes(ParallelConfig(**keys), lambda error, process: 1):
-    print("met")
+
+def report(error, process):
+    print(f"{process}error: {error}", file=sys.stderr)
+    return 2
+
+try:
+    with Processes(ParallelConfig(), report) as processes:
+        print(f"{processes.index} of {processes.count}: {processes.describe()}")
+except InputError as error:
+    sys.exit(report(error, ""))
 """
 
 
@@ -25,16 +33,22 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def meet(address, index, seconds=2):
-    keys = [
-        f"coordinator_address={address}",
-        "num_processes=2",
-        f"process_id={index}",
-        f"jax_distributed_initialization_timeout={seconds}",
-    ]
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, *keys], capture_output=True, text=True, timeout=120, check=False
-    )
+def run_two(devices):
+    """Two processes with so many devices each: statuses, outputs (the port's number replaced), errors."""
+    port = str(free_port())
+    common = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+    started = []
+    for index in (0, 1):
+        own = {
+            "JAX_PROCESS_ID": str(index),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices[index]}",
+        }
+        command = [sys.executable, "-c", CHILD]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=os.environ | common | own, **pipes))
+    ended = [process.communicate(timeout=120) for process in started]
+    statuses = [process.returncode for process in started]
+    return statuses, [output.replace(port, "PORT") for output, _ in ended], [errors for _, errors in ended]
 
 
 @pytest.mark.parametrize(
@@ -58,35 +72,34 @@ def test_one_process_is_alone_and_primary():
     def report(error, process):
         raise AssertionError("an error of a process that is alone is its caller's")
 
-    processes = Processes(ParallelConfig(), report)
+    processes = Processes(ParallelConfig(), report, {})
     assert (processes.index, processes.count, processes.primary) == (0, 1, True)
     assert [processes.same(value) for value in (True, False)] == [True, False]
     with pytest.raises(KeyError), processes:
         raise KeyError
 
 
-def test_a_coordinator_that_is_not_there_is_named():
-    address = f"127.0.0.1:{free_port()}"
-    done = meet(address, index=1)
-    assert f"InputError: coordinator_address={address}: process 0 was not reached within" in done.stderr
-    assert "jax_distributed_initialization_timeout=2 s" in done.stderr
-    assert "refused" in done.stderr
+def test_two_meet_as_the_environment_tells():
+    statuses, outputs, errors = run_two(devices=(2, 2))
+    assert statuses == [0, 0], errors
+    line = "2 processes of 2 devices each, met at 127.0.0.1:PORT (JAX_COORDINATOR_ADDRESS)"
+    assert [output.splitlines()[-1] for output in outputs] == [f"0 of 2: ['{line}']", f"1 of 2: ['{line}']"]
 
 
-@pytest.mark.slow
-def test_processes_that_do_not_come_are_said():
+def test_unequal_numbers_of_devices_are_refused_by_both():
+    statuses, _, errors = run_two(devices=(2, 3))
+    assert statuses == [2, 2], errors
+    words = "error: all processes need the same number of devices, but there are: 2 on process 0; 3 on process 1\n"
+    assert all(words in error for error in errors)
+
+
+def test_who_does_not_come_is_named_in_one_line():
     address = f"127.0.0.1:{free_port()}"
-    done = meet(address, index=0)
+    keys = [f"coordinator_address={address}", "num_processes=2", "jax_distributed_initialization_timeout=2"]
+    command = [sys.executable, "-m", "maxlite.train", "run_name=r", *keys]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"process 0: error: coordinator_address={address}: not all of num_processes=2 processes came" in done.stderr
-    assert "met" not in done.stdout
-
-
-def test_an_address_in_use_is_named():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        done = meet(address, index=0)
-    assert f"InputError: coordinator_address={address}: process 0 cannot listen there" in done.stderr
-    assert "met" not in done.stdout
+    assert done.stderr == (
+        f"error: coordinator_address={address}: process 1 of 2 did not come within "
+        "jax_distributed_initialization_timeout=2 s; start each with the same command and its own process_id\n"
+    )

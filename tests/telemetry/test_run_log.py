@@ -7,7 +7,6 @@ import pytest
 from maxlite.config import TelemetryConfig
 from maxlite.telemetry.console import Console, duration
 from maxlite.telemetry.metrics_file import read_metrics
-from maxlite.telemetry.peak import peak_tflops
 from maxlite.telemetry.run_log import RunLog, StepCost
 from maxlite.telemetry.timer import FinishedStep
 
@@ -97,13 +96,6 @@ def test_the_last_loss_is_that_of_the_last_logged_step(tmp_path):
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words
-
-
-def test_peaks():
-    assert peak_tflops("TPU v5p chip", "bfloat16") == 459.0
-    assert peak_tflops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.0
-    assert peak_tflops("cpu", "bfloat16") is None
-    assert peak_tflops("TPU v5p", "float32") is None
 
 
 def test_tensorboard_is_written_when_it_is_installed(tmp_path):

@@ -10,10 +10,11 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from maxlite.config import OptimizerConfig, ParallelConfig
-from maxlite.parallel import batch_sharding, make_mesh, param_shardings
+from maxlite.parallel import make_mesh, param_shardings
 from maxlite.training import (
     TrainState,
     abstract_state,
@@ -89,7 +90,8 @@ def compiled(opt_type, micro_batches):
     optimizer = make_optimizer(config, schedule, AXES)
     abstract = abstract_state(init_params, optimizer)
     shardings = state_shardings(abstract, param_shardings(mesh, abstract.params, AXES))
-    step = jit_train_step(make_train_step(loss_fn, optimizer, schedule, config), shardings, batch_sharding(mesh))
+    rows = NamedSharding(mesh, P("data"))
+    step = jit_train_step(make_train_step(loss_fn, optimizer, schedule, config), shardings, rows)
     return to_numpy(create_state(init_params, optimizer, shardings)), schedule, step
 
 
