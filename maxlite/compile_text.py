@@ -45,7 +45,7 @@ def gigabytes(count: float) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"  {words:<36}{value:>14}" for words, value in rows]
+    return [f"  {words:<40}{value:>14}" for words, value in rows]
 
 
 def _verdict(report: Report) -> str:
@@ -82,10 +82,10 @@ def _work(report: Report) -> list[str]:
 
 
 def _collectives(report: Report) -> list[str]:
-    lines = [f"  {'exchange':<20}{'axis':<14}{'devices':>8}  {'network':<8}{'count':>8}{'bytes a device':>17}"]
+    lines = [f"  {'exchange':<23}{'axis':<14}{'devices':>8}  {'network':<8}{'count':>8}{'bytes a device':>17}"]
     for each in report.collectives or []:
         kind = each.kind + (" (scalars)" if each.scalar else "")
-        who = f"{kind:<20}{each.axis:<14}{each.devices:>8}  {each.network:<8}"
+        who = f"{kind:<23}{each.axis:<14}{each.devices:>8}  {each.network:<8}"
         lines.append(f"  {who}{each.count:>8,}{gigabytes(each.bytes):>17}")
     return ["exchanges in a step", *lines]
 
