@@ -10,6 +10,9 @@ import pytest
 
 from maxlite.children import Child, Children
 
+# Other tests of the worker may have loaded jax, which warns of every fork; the launcher itself never loads it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 PARENT = """
 import sys
 from maxlite.children import Child, Children

@@ -43,7 +43,7 @@ def test_an_unreadable_checkpoint_is_said(run):
         for file in step.rglob("*"):
             if file.is_file() and "c" in file.parts:  # an array's values
                 file.write_bytes(b"")
-    assert "is good; nothing was changed" in generate(run.directory, expect=3).stderr
+    assert "is damaged; nothing was changed" in generate(run.directory, expect=3).stderr
 
 
 def test_bad_input_is_said(run, tmp_path):

@@ -16,6 +16,9 @@ from maxlite.checkpoint import layout, load_arrays
 from maxlite.children import Child, Children
 from maxlite.launch import Ended, attend, environment, newest_step, supervise
 
+# Other tests of the worker may have loaded jax, which warns of every fork; the launcher itself never loads it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 KILLED = Ended(1, -signal.SIGKILL)
 
 

@@ -26,7 +26,7 @@ def test_steps_that_all_lost_their_marker_are_not_started_over(make, storage, st
     for step in steps:
         (make.directory / str(step) / "commit_success.txt").unlink()
     before = names(make.directory)
-    with make() as checkpointer, pytest.raises(RestoreError, match=r"is good; nothing was changed\. step"):
+    with make() as checkpointer, pytest.raises(RestoreError, match=r"is damaged; nothing was changed\. step"):
         checkpointer.restore_or_init(STATE, lambda: STATE)
     assert names(make.directory) == before
 

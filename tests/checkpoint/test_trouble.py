@@ -95,6 +95,7 @@ def test_file_that_cannot_be_opened_is_not_damage(make, toy, two_steps, waits, f
 def test_step_of_a_newer_format_is_refused(make, toy, two_steps):
     file = two_steps / "6" / "metadata" / "metadata.json"
     file.write_text(json.dumps({"format": layout.FORMAT + 1, "all": "else is new"}))
+    (two_steps / "6" / "integrity.json").write_text(json.dumps({"so": "is the record"}))
     with pytest.raises(InputError, match=rf"6 has format {layout.FORMAT + 1}, .* reads format {layout.FORMAT}"):
         restore(make, toy)
     assert not make.lines
