@@ -117,7 +117,7 @@ def test_values_mean_what_a_person_expects_from_every_source(write, argument, se
         ("text_files: []", [], ["text_files", "at least one"]),
         ("steps: 1", ["text_files=[a, [b]"], ["text_files", "malformed list"]),
         ("base_num_kv_heads: 3", [], ["run.yml:1", "base_num_query_heads=16", "base_num_kv_heads=3"]),
-        ("ici_data_parallelism: -1", [], ["run.yml:1", "only one key may be -1"]),
+        ("ici_data_parallelism: -1", [], ["run.yml:1", "only one ici_ key may be -1"]),
         (
             "enable_continuous_checkpointing: true\nasync_checkpointing: false",
             [],
