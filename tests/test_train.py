@@ -109,7 +109,8 @@ def test_a_run_interrupted_twice_is_bitwise_the_run_never_interrupted(make_run):
         assert process.returncode == 5, output
         assert "saving after this step" in output
         assert f"step {committed(cut)[0]} is saved" in output
-        assert f"final step       {committed(cut)[0]} of 400" in output
+        # A save of a few steps before that is being written may be enough.
+        assert int(re.search(r"^final step +(\d+) of 400$", output, re.MULTILINE)[1]) >= committed(cut)[0]
         assert 0 < committed(cut)[0] < 400, "the cut came too late to prove anything"
     assert "resuming from step" in cut.train(*arguments)
     assert state_bytes(cut, 400) == state_bytes(whole, 400)
