@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-
 from maxlite.chips import Chip, chip_of
 from maxlite.config import Config
 from maxlite.model import num_parameters, train_step_flops
@@ -120,7 +117,7 @@ def make_report(config: Config, topology: Topology, program: Program, compiled: 
         loops = hlo.unknown_loops
 
     hosts = len({d.process_index for d in program.mesh.devices.flat})
-    saved = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state))
+    saved = program.state_bytes
     seconds = saved / hosts / (config.compile.compile_storage_gb_per_second * 1e9)
     checkpoint: dict[str, float] = {"bytes": saved, "hosts": hosts, "bytes_per_host": saved / hosts}
     checkpoint |= {"gb_per_second_per_host": config.compile.compile_storage_gb_per_second, "save_seconds": seconds}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from maxlite.checkpoint.stats import in_bytes
+
 if TYPE_CHECKING:
     from maxlite.compile_report import Report
 
@@ -30,18 +32,13 @@ def page(report: Report) -> str:
         + ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         "",
         "memory of each device",
-        *_table((words, gigabytes(hbm[key])) for key, words in HBM_LINES),
+        *_table((words, in_bytes(hbm[key])) for key, words in HBM_LINES),
         _verdict(report),
     ]
     if report.roofline is not None:
         lines += ["", *_work(report), "", *_collectives(report), "", *_roofline(report)]
     lines += ["", *_checkpoint(report)]
     return "\n".join(lines)
-
-
-def gigabytes(count: float) -> str:
-    """Bytes in GB (1e9), or MB below one."""
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -51,12 +48,12 @@ def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
 def _verdict(report: Report) -> str:
     total, capacity = report.hbm["total"], report.hbm["capacity"]
     if report.fits:
-        return f"  fits, {gigabytes(capacity - total)} free ({1 - total / capacity:.0%})"
-    over = f"  DOES NOT FIT, {gigabytes(max(0, total - capacity))} too much"
+        return f"  fits, {in_bytes(capacity - total)} free ({1 - total / capacity:.0%})"
+    over = f"  DOES NOT FIT, {in_bytes(max(0, total - capacity))} too much"
     if report.fix is None:
         return f"{over}; no change that was tried makes it fit"
     keys = " ".join(f"{key}={value}" for key, value in report.fix["keys"].items())
-    return f"{over}; it fits with {keys} ({gigabytes(report.fix['total'])}, compiled)"
+    return f"{over}; it fits with {keys} ({in_bytes(report.fix['total'])}, compiled)"
 
 
 def _work(report: Report) -> list[str]:
@@ -71,8 +68,8 @@ def _work(report: Report) -> list[str]:
                 ("FLOPs by the model's formula", f"{report.model_flops / 1e12:,.1f} TFLOP"),
                 ("FLOPs of the compiled step", f"{report.flops / 1e12:,.1f} TFLOP"),
                 ("of these computed again", f"{report.recompute_share:.1%}"),
-                ("memory read and written", gigabytes(report.hbm_traffic)),
-                ("the same, loops counted once", gigabytes(report.bytes_accessed)),
+                ("memory read and written", in_bytes(report.hbm_traffic)),
+                ("the same, loops counted once", in_bytes(report.bytes_accessed)),
             ]
         ),
     ]
@@ -86,7 +83,7 @@ def _collectives(report: Report) -> list[str]:
     for each in report.collectives or []:
         kind = each.kind + (" (scalars)" if each.scalar else "")
         who = f"{kind:<23}{each.axis:<14}{each.devices:>8}  {each.network:<8}"
-        lines.append(f"  {who}{each.count:>8,}{gigabytes(each.bytes):>17}")
+        lines.append(f"  {who}{each.count:>8,}{in_bytes(each.bytes):>17}")
     return ["exchanges in a step", *lines]
 
 
@@ -116,7 +113,7 @@ def _roofline(report: Report) -> list[str]:
 def _checkpoint(report: Report) -> list[str]:
     saved = report.checkpoint
     lines = [
-        f"checkpoint: {gigabytes(saved['bytes'])}, {gigabytes(saved['bytes_per_host'])} from each of "
+        f"checkpoint: {in_bytes(saved['bytes'])}, {in_bytes(saved['bytes_per_host'])} from each of "
         f"{saved['hosts']:,} hosts",
         f"  at {saved['gb_per_second_per_host']:g} GB/s a host a save takes {saved['save_seconds']:.1f} s",
     ]

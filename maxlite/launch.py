@@ -125,7 +125,7 @@ def supervise(
         step = newest()
         gained = step is not None and (before is None or step > before)
         where = "no step is committed" if step is None else f"step {step} is committed"
-        seconds = min(2.0**restarts, LONGEST_PAUSE)
+        seconds = min(2.0 ** min(restarts, 10), LONGEST_PAUSE)  # bounded first: a power over 1023 is no float
         if received:
             why = f"{signal.Signals(received[0]).name} was passed on"
         elif ended.status in FINAL:

@@ -11,12 +11,12 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maxlite import train
 from maxlite.config import Config, Exit, InputError, RunDirectory, read_command
 
 if TYPE_CHECKING:
@@ -52,17 +52,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def report(error: BaseException, process: str = "") -> int:
     """Says on standard error what ended the command, of which process if there are several; its exit status."""
-    from maxlite.checkpoint import CheckpointError
-    from maxlite.parallel import ProcessLost
-
     if isinstance(error, KeyboardInterrupt):
         return 130
-    if not isinstance(error, (InputError, CheckpointError, ProcessLost)):
-        traceback.print_exception(error)
-        return 1
-    for line in str(error).splitlines():
-        print(f"{process}error: {line}", file=sys.stderr)
-    return Exit.BAD_INPUT
+    return 1 if train.report(error, process) == 1 else Exit.BAD_INPUT  # no other failure is one of a run's here
 
 
 def preflight(config: Config, processes: Processes, as_json: bool = False) -> Exit:
@@ -149,11 +141,10 @@ def _clocks(survey: Survey) -> list[Clock]:
 
 
 def _plan(config: Config, processes: Processes, programs: list[Program]) -> Finding:
-    from maxlite.parallel import plan_mesh
     from maxlite.program import build_program
 
     programs.append(build_program(config))
-    return {"plan": "\n".join([*processes.describe(), plan_mesh(config.parallel).describe()])}
+    return {"plan": "\n".join([*processes.describe(), programs[0].mesh_plan.describe()])}
 
 
 def _first_batch(program: Program) -> Finding:
@@ -168,8 +159,6 @@ def _first_batch(program: Program) -> Finding:
 
 def _check_storage(config: Config, program: Program, survey: Survey, measured: dict[str, Any]) -> list[Check]:
     """The directory of checkpoints, its speed and its room; adds what was measured."""
-    import jax
-
     from maxlite.checkpoint.layout import CHECKPOINTS
     from maxlite.checkpoint.trial import Room, look_for_room, scratch_directory
     from maxlite.readiness import Check, Speed, check_directory, check_errors, check_room, check_speed
@@ -178,7 +167,7 @@ def _check_storage(config: Config, program: Program, survey: Survey, measured: d
     if not saves.enable_checkpointing:
         return [Check(name, "skipped", "enable_checkpointing=false") for name in ("directory", "room", "speed")]
     directory = RunDirectory(config).path.absolute() / CHECKPOINTS
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract_state))
+    state_bytes = program.state_bytes
     size = min(MOST_BYTES, state_bytes // survey.peers.count)
     measured["state_bytes"] = state_bytes
     with scratch_directory(directory, survey.peers, survey.tell) as (path, found):

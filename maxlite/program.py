@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from maxlite.checkpoint.stats import in_bytes
 from maxlite.chips import peak_tflops
 from maxlite.config import Config, InputError, ModelConfig
 from maxlite.data import Batch, Dataset, open_dataset
@@ -197,6 +198,11 @@ class Program:
         return math.fsum(losses) / math.fsum(targets)
 
     @property
+    def state_bytes(self) -> int:
+        """Of parameters, optimizer and step, on all devices together, each array once: what a checkpoint holds."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.abstract_state))
+
+    @property
     def bytes_per_device(self) -> dict[str, int]:
         """What each device holds: `parameters` and `optimizer` exactly, `activations` as estimated."""
         config, state = self.config, self.abstract_state
@@ -211,7 +217,7 @@ class Program:
     def describe(self) -> list[str]:
         """What will be computed where, a few lines for people."""
         model, (kernel, reason) = self.config.model, self.attention
-        held = {name: _size(count) for name, count in self.bytes_per_device.items()}
+        held = {name: in_bytes(count) for name, count in self.bytes_per_device.items()}
         return [
             f"maxlite {version('maxlite')}, jax {jax.__version__}, {self.mesh_plan.describe()}",
             f"model: {num_parameters(model):,} parameters in {model.weight_dtype}, computed in {model.dtype}; "
@@ -219,10 +225,6 @@ class Program:
             f"each device holds: parameters {held['parameters']}, optimizer {held['optimizer']}, "
             f"activations about {held['activations']}",
         ]
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
 
 
 def build_program(config: Config, devices: Sequence[jax.Device] | None = None) -> Program:

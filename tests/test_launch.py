@@ -44,6 +44,12 @@ class Attempts:
         return status, self._capsys.readouterr().err.splitlines()
 
 
+def test_a_run_of_years_is_still_restarted(capsys):
+    attempts = Attempts(capsys, *[(Ended(1, 3), 1)] * 1100, (Ended(0, 0), 1))
+    assert attempts.run()[0] == 0
+    assert attempts.pauses[-1] == 60
+
+
 def test_done_at_once(capsys):
     attempts = Attempts(capsys, (Ended(0, 0), 5))
     assert attempts.run() == (0, [])

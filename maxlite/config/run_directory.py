@@ -36,15 +36,16 @@ class RunDirectory:
         if not self._primary:
             return self
         key = f"base_output_directory={self._config.run.base_output_directory} run_name={self._config.run.run_name}"
-        self._lock = self._take(key)
+        try:
+            self._lock = self._take(key)
+        except OSError as error:
+            raise InputError(f"{key}: {self.path} cannot be used: {error.strerror}") from error
         return self
 
     def _take(self, key: str) -> int:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise InputError(f"{key}: {self.path} cannot be used: {error.strerror}") from error
+        """The lock. Raises InputError, which begins with `key`, if another process has it, and OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             # The kernel drops the lock with the process, so a killed run leaves nothing to clean up.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,7 +53,7 @@ class RunDirectory:
             holder = os.pread(lock, 32, 0).decode() or "unknown"
             os.close(lock)
             if not isinstance(error, BlockingIOError):
-                raise InputError(f"{key}: {self.path} cannot be locked: {error.strerror}") from error
+                raise
             raise InputError(
                 f"{key}: process {holder} is training in {self.path}; wait for it, or choose another run_name"
             ) from None
@@ -64,26 +65,26 @@ class RunDirectory:
     def check(self) -> list[str]:
         """Takes the directory again if it was removed while the run trains there; what happened, in words.
 
-        Otherwise the next start would not know of this run. Raises InputError if another process has it by now.
+        Otherwise the next start would not know of this run. Storage that fails is said and never ends training.
+        Raises InputError if another process has the directory by now.
         """
         if not self._primary:
             return []
         try:
             if (self.path / LOCK_NAME).stat().st_ino == os.fstat(self._lock).st_ino:
                 return []
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError:  # storage that does not answer says nothing
             return []
         removed = f"run directory {self.path} was removed"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            lock = self._take(f"{removed} while this run trained there")
+            os.close(self._lock)
+            self._lock = lock
+            self._write_config()
         except OSError as error:
             return [f"{removed}, and cannot be made again: {error.strerror}"]
-        lock = self._take(f"{removed} while this run trained there")
-        os.close(self._lock)
-        self._lock = lock
-        self._write_config()
         return [
             f"{removed} and is made again; its metrics and events until now are lost, and "
             "none are added before a restart"
@@ -105,7 +106,10 @@ class RunDirectory:
             begins += f": nothing left of steps={last}"
         elif step > 0:
             begins += f" of {last}"
-        self._write_config()
+        try:
+            self._write_config()
+        except OSError as error:
+            raise InputError(f"{self.path / CONFIG_NAME} cannot be written: {error.strerror}") from error
         return [where, begins]
 
     def _write_config(self) -> None:
@@ -113,7 +117,7 @@ class RunDirectory:
         try:
             temporary.write_text(config_yaml(self._config), encoding="utf-8")
             temporary.replace(self.path / CONFIG_NAME)  # whole or not at all
-        except OSError as error:
+        except OSError:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise InputError(f"{self.path / CONFIG_NAME} cannot be written: {error.strerror}") from error
+            raise

@@ -49,6 +49,9 @@ def test_a_directory_that_is_removed_is_taken_again(tmp_path):
         with pytest.raises(InputError, match=f"process {os.getpid()} is training"), RunDirectory(config):
             pass
         shutil.rmtree(tmp_path / "r")
+        (tmp_path / "r").write_text("in the way")
+        assert "was removed, and cannot be made again" in run.check()[0]
+        (tmp_path / "r").unlink()
         with RunDirectory(config), pytest.raises(InputError, match=r"was removed while this run trained there"):
             run.check()
 
